@@ -105,8 +105,8 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
     from dtlab.grading.checking.bench import warm_up
+    from dtlab.grading.scripts.mend import Scene
     from dtlab.grading.scripts.reference import Optimizer
-    from dtlab.grading.scripts.symptoms import Scene
 
     warm_up()
     mend: Any = NAN_RUN.check

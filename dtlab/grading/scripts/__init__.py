@@ -3,7 +3,6 @@
     mend.py           the check: compares a diagnosis with a run, and judges the mended script
     mends.py          the same for programs that do not train
     lines.py          judges the faulty line, given by its number or its text
-    symptoms.py       a table of symptoms, each measured in a run
     run.py            a training run of a check: model, batches, results, reference in one process
 
 Data-parallel training on a data set, whose samples a script distributes itself:

@@ -1,4 +1,4 @@
-"""Symptoms of broken data-parallel scripts, and criteria for mended scripts."""
+"""Trials and criteria that mended data-parallel scripts share."""
 
 from __future__ import annotations
 
@@ -10,59 +10,17 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.reference import Optimizer, not_as_one_process
-from dtlab.grading.scripts.symptoms import Finding, Scene
 
 __all__ = [
     "ADAM",
     "COPIES",
     "SCENE",
     "SGD",
-    "drift",
     "equal_copies",
-    "left_out",
     "shared",
     "shared_samples",
     "trained",
 ]  # fmt: skip
-
-_GROWS = 2.0  # times the distance after the first step
-
-
-# Copies -----------------------------------------------------------------------------------------
-
-
-def _distances(scene: Scene) -> list[float]:
-    """Returns the largest distance of a copy from rank 0's, before each pass and at the end."""
-    import torch
-
-    first, *others = [torch.cat([rank.before, rank.after[None]]) for rank in scene.results]
-    if any(rows.shape != first.shape for rows in others) or not others:
-        return [0.0] * len(first)
-    return [float(far) for far in torch.stack([(o - first).norm(dim=1) for o in others]).amax(0)]
-
-
-def drift(scene: Scene) -> Finding:
-    """Measures whether the copies differ by more and more."""
-    far = _distances(scene)
-    if not far[-1]:
-        return Finding(False, "after the last step the copies were equal")
-    first = next(filter(None, far))
-    how_far = f"the copies were {first:.2g} apart after one step, {far[-1]:.2g} after the last"
-    grows = far[-1] > _GROWS * first
-    return Finding(grows, f"{how_far}: the distance {'grows' if grows else 'does not grow'}")
-
-
-# Samples ---------------------------------------------------------------------------------------
-
-
-def left_out(scene: Scene) -> Finding:
-    """Measures whether an epoch leaves out samples."""
-    case, taken = scene.case, sum(len(batch) for rank in scene.results for batch in rank.passes)
-    description = f"{taken / case.epochs:g} of {case.samples} samples were taken in an epoch"
-    return Finding(taken < case.epochs * case.samples, description)
-
-
-# Checks of mended scripts -----------------------------------------------------------------------
 
 SGD, ADAM = Optimizer(0.1), Optimizer(2e-3, adam=True, eps=1e-3)
 SCENE = Trial(2, [Training(0, 128)])

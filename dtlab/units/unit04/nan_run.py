@@ -19,9 +19,8 @@ from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out, too_much_sent
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.scripts.reference import gradient_of, mean, steps_of
-from dtlab.grading.scripts.symptoms import Scene
 
 if TYPE_CHECKING:
     import torch
@@ -221,7 +220,6 @@ PART = script_part(
             after="clipping",
         ),
     ),
-    {},
     [
         "scaler = DynamicLossScaler(init_scale=2.0**24)",
         "limit = max_norm * scaler.get_scale()",

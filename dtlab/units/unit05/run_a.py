@@ -11,10 +11,9 @@ from typing import Any
 
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.mend import Scene, proof, script_part, unmoved
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.run import events_of, other_losses
-from dtlab.grading.scripts.symptoms import Scene, unmoved
 from dtlab.units.unit05.runs import EXACT, REDUCES, ShardedRun, scene, trials_of
 
 _MORE = 0.5  # of the model's bytes: room for buffers, where whole gradients take 1
@@ -81,7 +80,6 @@ PART = script_part(
             after="steps",
         ),
     ),
-    {},
     [
         "optimizer = SGD(model.parameters(), lr=0.1)",
         "model.set_requires_gradient_sync(number % 2 == 0)",

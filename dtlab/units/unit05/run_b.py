@@ -93,7 +93,6 @@ PART = script_part(
             waits=True,
         ),
     ),
-    {},
     [
         "in_layers = MixedPrecisionPolicy(param_dtype=torch.bfloat16)",
         "fully_shard(layer, mesh=mesh, mp_policy=in_layers)",

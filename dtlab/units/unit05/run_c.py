@@ -6,9 +6,8 @@ from typing import Any
 
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.scripts.run import other_losses
-from dtlab.grading.scripts.symptoms import Scene
 from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, trials_of
 
@@ -88,7 +87,6 @@ PART = script_part(
             waits=True,
         ),
     ),
-    {},
     ["after.append(sharded.full_state_dict())"],
     "Which line makes full parameters, and which variable still holds them in the next step?",
     proof=proof(

@@ -18,7 +18,6 @@ PART = script_part(
         criterion("bytes", 2, "it sends two all-reduces per layer", not_shared, other_bytes),
         criterion("training", 2, "it trains as one process does", *AS_ONE, after="bytes"),
     ),
-    {},
     [
         "hidden = layer.norm(x)",
         "gate = F.silu(F.linear(copy_to_region(hidden), gate_weight))",

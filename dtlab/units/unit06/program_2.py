@@ -52,7 +52,6 @@ PART = script_part(
             after="outputs",
         ),
     ),
-    {},
     ["layer.wide.weight = nn.Parameter(own(layer.wide.weight, 0))"],
     "Write down, on two ranks, which features each line has on rank 0.",
 )

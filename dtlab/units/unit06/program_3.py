@@ -42,7 +42,6 @@ PART = script_part(
             "training", 1, "it trains as one process does", *AS_ONE, other_bytes, after="updates"
         ),
     ),
-    {},
     [
         "hidden = layer.norm(copy_to_region(x))",
         "for parameter in whole:",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.criteria import Objection
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import unseen_collectives
+from dtlab.grading.scripts.mend import Scene
 from dtlab.grading.scripts.run import (
     TrainingRun,
     events_of,
@@ -21,7 +22,6 @@ from dtlab.grading.scripts.run import (
     other_losses,
     other_parameters,
 )
-from dtlab.grading.scripts.symptoms import Scene
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

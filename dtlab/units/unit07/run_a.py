@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.scripts.run import (
     Program,
     TrainingRun,
@@ -29,7 +29,6 @@ from dtlab.grading.scripts.run import (
     other_losses,
     other_parameters,
 )
-from dtlab.grading.scripts.symptoms import Scene
 from dtlab.grading.words import amount
 
 if TYPE_CHECKING:
@@ -151,7 +150,6 @@ PART = script_part(
         ),
         criterion("traffic", 1, "no more than each gradient once", _too_much_sent, after="copies"),
     ),
-    {},
     [
         "if result.loss is not None:",
         "for parameter in stage.module.parameters():",
