@@ -69,7 +69,7 @@ def exchange(sizes: dict[str, int], widths: Any, boundary: str) -> list[tuple[Te
     mesh = make_mesh(**sizes)
     field = drawn(2, 11, 13).requires_grad_()
     tile = own_tile(field.detach(), mesh).requires_grad_()
-    both = {axis: (widths, widths) for axis in "yx"} if isinstance(widths, int) else widths
+    both = dict.fromkeys("yx", (widths, widths)) if isinstance(widths, int) else widths
     wanted = with_halo(field, mesh, both, boundary)
     padded = halo_exchange(tile, mesh, widths, boundary)
     weight = drawn(*padded.shape, seed=dist.get_rank())

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -100,7 +101,7 @@ class UNet(nn.Module):
         seed: Seed = 0,
     ) -> None:  # fmt: skip
         super().__init__()
-        mode = "circular" if circular else "zeros"
+        mode: Literal["circular", "zeros"] = "circular" if circular else "zeros"
 
         def pair(inputs: int, outputs: int) -> nn.Sequential:
             layers: list[nn.Module] = []

@@ -130,7 +130,7 @@ class _GatherTokens(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         ranks = dist.get_world_size(ctx.group)
-        rows = gradient.unflatten(-2, (ranks, -1)).movedim(-3, 0).contiguous()
+        rows = torch.unflatten(gradient, -2, (ranks, -1)).movedim(-3, 0).contiguous()
         part = torch.empty_like(rows[0])
         dist.reduce_scatter_single(part.view(-1), rows.view(-1), group=ctx.group)
         return part, None
@@ -267,7 +267,7 @@ def _visible(
 
 def _grouped(q: Tensor, k: Tensor) -> Tensor:
     """View [b, heads, s, d] as [b, kv_heads, heads per kv_head, s, d]."""
-    return q.unflatten(1, (k.shape[1], -1))
+    return torch.unflatten(q, 1, (k.shape[1], -1))
 
 
 def _scores(q: Tensor, k: Tensor, diagonal: bool) -> Tensor:

@@ -2,9 +2,9 @@
 
     4 tokens and 4 heads on 2 ranks
 
-    rank 0  all heads of tokens 0 1  ─┐            ┌─►  heads 0 1 of all tokens  ─► attention ─┐
-                                      ├ all-to-all ┤                                           ├ ...
-    rank 1  all heads of tokens 2 3  ─┘            └─►  heads 2 3 of all tokens  ─► attention ─┘
+    rank 0  all heads of tokens 0 1  ─┐            ┌─►  heads 0 1 of all tokens  ─► attention
+                                      ├ all-to-all ┤
+    rank 1  all heads of tokens 2 3  ─┘            └─►  heads 2 3 of all tokens  ─► attention
 
 Attention needs all tokens of a head, but only one head at a time. So before attention each rank
 gives away its tokens of the other ranks' heads, and afterwards it gets its own tokens back. With
@@ -31,7 +31,7 @@ __all__ = ["simple_ulysses_attention", "ulysses_attention"]
 
 
 def simple_ulysses_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
-    """Causal attention over the tokens of all ranks, forward only, with as many k, v as q heads."""
+    """Causal attention over the tokens of all ranks: forward only, without grouped heads."""
     ranks = dist.get_world_size(group)
 
     def exchange(parts: list[Tensor]) -> list[Tensor]:
@@ -43,7 +43,7 @@ def simple_ulysses_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = Non
 
     # From [b, heads, tokens / ranks, d] to [b, heads / ranks, tokens, d]
     whole = [torch.cat(exchange(list(x.chunk(ranks, dim=1))), dim=2) for x in (q, k, v)]
-    mixed = F.scaled_dot_product_attention(*whole, is_causal=True)
+    mixed = F.scaled_dot_product_attention(whole[0], whole[1], whole[2], is_causal=True)
     return torch.cat(exchange(list(mixed.chunk(ranks, dim=2))), dim=1)
 
 
@@ -68,14 +68,14 @@ def ulysses_attention(
             f"number of ranks that divides {k.shape[1]}, or ring_attention."
         )
     # One message for each pair of ranks holds queries, keys and values.
-    rows = [x.unflatten(1, (ranks, -1)) for x in (q, k, v)]  # [b, ranks, heads / ranks, s, d]
-    heads = [x.shape[2] for x in rows]
+    heads = [x.shape[1] // ranks for x in (q, k, v)]
+    rows = [torch.unflatten(x, 1, (ranks, -1)) for x in (q, k, v)]
     mine = _Exchange.apply(torch.cat(rows, 2).movedim(1, 0), group)  # type: ignore[no-untyped-call]
     whole = mine.movedim(0, 2).flatten(2, 3)  # [b, heads / ranks, tokens, d]
-    mixed = F.scaled_dot_product_attention(
-        *whole.split(heads, 1), is_causal=causal, enable_gqa=heads[0] != heads[1]
-    )
-    parts = mixed.unflatten(2, (ranks, -1)).movedim(2, 0)
+    q, k, v = torch.split(whole, heads, 1)
+    grouped = heads[0] != heads[1]
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    parts = torch.unflatten(mixed, 2, (ranks, -1)).movedim(2, 0)
     back: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]
     return back.movedim(0, 1).flatten(1, 2)
 

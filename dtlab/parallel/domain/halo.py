@@ -47,7 +47,7 @@ def simple_halo_exchange(tile: Tensor, group: Group = None) -> Tensor:
     """Rows split over ranks in one dimension: one row from each neighbour, zeros at the ends."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     padded = torch.cat([torch.zeros_like(tile[:1]), tile, torch.zeros_like(tile[:1])])
-    works = []
+    works: list[Any] = []
     for neighbour, edge, halo in [
         (rank - 1, tile[:1], padded[:1]),
         (rank + 1, tile[-1:], padded[-1:]),
@@ -146,7 +146,7 @@ class _Halo(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         dim, group, before, after, wrap = ctx.args
         size = gradient.shape[dim] - before - after
-        d_previous, d_tile, d_next = gradient.split([before, size, after], dim)
+        d_previous, d_tile, d_next = torch.split(gradient, [before, size, after], dim)
         of_last_from_next, of_first_from_previous = _exchange(
             d_previous, d_next, group, wrap, True
         )

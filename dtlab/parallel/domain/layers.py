@@ -53,7 +53,7 @@ class DomainParallelConv2d(nn.Conv2d):
     def from_dense(cls, dense: nn.Conv2d, mesh: DeviceMesh) -> Self:
         """Make the layer from a dense one, whose parameters it shares."""
         layer = cls(
-            dense.in_channels, dense.out_channels, dense.kernel_size,  # type: ignore[arg-type]
+            dense.in_channels, dense.out_channels, dense.kernel_size,
             stride=dense.stride, padding=dense.padding, dilation=dense.dilation,
             groups=dense.groups, bias=dense.bias is not None, padding_mode=dense.padding_mode,
             device="meta", mesh=mesh,
@@ -95,6 +95,7 @@ class DomainParallelConv2d(nn.Conv2d):
         if any(here):
             padded = F.pad(padded, here, "circular" if boundary == "periodic" else "constant")
         weight, bias = shared_over(self.mesh, self.weight, self.bias)
+        assert weight is not None
         return F.conv2d(padded, weight, bias, self.stride, 0, self.dilation, self.groups)
 
 
@@ -122,7 +123,7 @@ class DomainParallelGroupNorm(nn.GroupNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise this rank's tile [b, num_channels, H, W]."""
-        grouped = input.unflatten(1, (self.num_groups, -1))
+        grouped = torch.unflatten(input, 1, (self.num_groups, -1))
         dims = tuple(range(2, grouped.dim()))
         mean = mean_over_tiles(grouped, self.mesh, dims)
         centred = grouped - mean

@@ -57,7 +57,7 @@ def shallow_water_step(padded: Tensor, dt: float, gravity: float = 1.0) -> Tenso
 
 
 def shallow_water_start(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Water at rest, 1 deep, with a hump of half that height off the centre: [3, rows, columns]."""
+    """Return water at rest, 1 deep, with a hump beside the centre: [3, rows, columns]."""
     y = torch.arange(rows, dtype=dtype).unsqueeze(1) / rows - 0.4
     x = torch.arange(columns, dtype=dtype) / columns - 0.3
     depth = 1 + 0.5 * torch.exp(-50 * (x * x + y * y))

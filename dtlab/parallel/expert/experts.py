@@ -174,7 +174,7 @@ class ExpertParallel(nn.Module):
         number = torch.arange(here, device=arrived.device).repeat(len(counts) // here)
         expert = number.repeat_interleave(counts)
         order = expert.argsort(stable=True)
-        parts = arrived[order].split(torch.bincount(expert, minlength=here).tolist())
+        parts = torch.split(arrived[order], torch.bincount(expert, minlength=here).tolist())
         pairs = zip(self.experts, parts, strict=True)
         computed = torch.cat([module(part) for module, part in pairs])
         return computed[order.argsort()]
