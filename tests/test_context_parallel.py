@@ -13,6 +13,7 @@ from torch import Tensor
 from dtlab.parallel.context import (
     gathered_attention,
     join_sequence,
+    ring,
     ring_attention,
     shard_sequence,
     simple_ring_attention,
@@ -70,6 +71,21 @@ def test_outputs_and_gradients_equal_one_process(
     for found in run.values:
         for ours, full in zip(found, whole(kv_heads, causal), strict=True):
             torch.testing.assert_close(ours, full, **EXACT)
+
+
+def in_strips() -> list[Tensor]:
+    usual, ring._STRIP = ring._STRIP, 5  # several strips, the last of them shorter
+    try:
+        return in_parts("ring", 4, True, True)
+    finally:
+        ring._STRIP = usual
+
+
+def test_strips_of_queries_change_nothing() -> None:
+    for ours, full in zip(
+        on_ranks(in_strips, world_size=2).values[0], whole(4, True), strict=True
+    ):
+        torch.testing.assert_close(ours, full, **EXACT)
 
 
 def test_sixteen_bits_are_summed_in_fp32() -> None:

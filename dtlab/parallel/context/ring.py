@@ -145,8 +145,8 @@ class _RingAttention(torch.autograd.Function):
         mixed = torch.zeros_like(grouped, dtype=_wide(q))
         total = mixed.new_full(mixed.shape[:-1], -math.inf)
         for source, (k_there, v_there) in _around(torch.stack([k, v]), group):
-            for rows, columns, diagonal in _visible(q.shape[-2], source, group, causal, zigzag):
-                scores = _scores(grouped[..., rows, :], k_there[..., columns, :], diagonal)
+            for rows, columns, position in _visible(q.shape[-2], source, group, causal, zigzag):
+                scores = _scores(grouped[..., rows, :], k_there[..., columns, :], position)
                 before, here = total[..., rows], scores.logsumexp(-1)
                 after = torch.logaddexp(before, here)
                 weights = scores.sub_(after.unsqueeze(-1)).exp_()
@@ -170,9 +170,9 @@ class _RingAttention(torch.autograd.Function):
         for source, (k_there, v_there) in _around(torch.stack([k, v]), ctx.group):
             part = torch.zeros(2, *k.shape, dtype=total.dtype, device=k.device)
             visible = _visible(q.shape[-2], source, ctx.group, ctx.causal, ctx.zigzag)
-            for rows, columns, diagonal in visible:
+            for rows, columns, position in visible:
                 q_here, k_here = grouped[..., rows, :], k_there[..., columns, :]
-                weights = _scores(q_here, k_here, diagonal)
+                weights = _scores(q_here, k_here, position)
                 weights.sub_(total[..., rows].unsqueeze(-1)).exp_()
                 d_here = d_mixed[..., rows, :]
                 d_v = (weights.transpose(-2, -1) @ d_here).sum(2)
@@ -241,28 +241,30 @@ def _pass_on(sent: Tensor, arriving: Tensor, group: Group) -> list[Any]:
     ])  # fmt: skip
 
 
-_ALL = slice(None)
+_STRIP = 128  # queries at a time: a strip of scores instead of a whole block saves memory
 
 
 def _visible(
     tokens: int, source: int, group: Group, causal: bool, zigzag: bool
-) -> list[tuple[slice, slice, bool]]:
-    """Return which own queries attend to which keys of `source`, and if a diagonal is the limit.
+) -> Iterator[tuple[slice, slice, int | None]]:
+    """Yield which own queries attend to which keys of `source`, in strips of queries.
 
-    Under a causal mask: own block, the diagonal. Block of an earlier rank: in contiguous order
-    all of it; in zig-zag order its early run only, as its late run comes after all own tokens.
-    Block of a later rank: in contiguous order nothing; in zig-zag order all of it, but only for
-    the queries of the late run.
+    Under a causal mask: own block, the keys up to each query. Block of an earlier rank: in
+    contiguous order all of it; in zig-zag order its early run only, as its late run comes after
+    all own tokens. Block of a later rank: in contiguous order nothing; in zig-zag order all of it,
+    but only for the queries of the late run. The third value is the position of the first query
+    among the keys if each query attends to the keys up to its own position, or else None.
     """
-    rank = dist.get_rank(group)
-    if not causal:
-        return [(_ALL, _ALL, False)]
-    if source == rank:
-        return [(_ALL, _ALL, True)]
-    early, late = slice(tokens // 2), slice(tokens // 2, None)
-    if source < rank:
-        return [(_ALL, early if zigzag else _ALL, False)]
-    return [(late, _ALL, False)] if zigzag else []
+    rank, half = dist.get_rank(group), tokens // 2
+    own = causal and source == rank
+    begin, keys = 0, tokens
+    if causal and source < rank and zigzag:
+        keys = half
+    elif causal and source > rank:
+        begin = half if zigzag else tokens
+    for first in range(begin, tokens, _STRIP):
+        last = min(first + _STRIP, tokens)
+        yield slice(first, last), slice(last if own else keys), first if own else None
 
 
 def _grouped(q: Tensor, k: Tensor) -> Tensor:
@@ -270,13 +272,17 @@ def _grouped(q: Tensor, k: Tensor) -> Tensor:
     return torch.unflatten(q, 1, (k.shape[1], -1))
 
 
-def _scores(q: Tensor, k: Tensor, diagonal: bool) -> Tensor:
-    """Return q k^T / sqrt(d), in at least fp32; with `diagonal` without the keys after a query."""
+def _scores(q: Tensor, k: Tensor, position: int | None) -> Tensor:
+    """Return q k^T / sqrt(d), in at least fp32.
+
+    With the `position` of the first query among the keys, each query has only the keys up to its
+    own position.
+    """
     scores = (q @ k.unsqueeze(2).transpose(-2, -1)).to(_wide(q))
     scores /= math.sqrt(q.shape[-1])
-    if diagonal:
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-        scores.masked_fill_(later, -math.inf)
+    if position is not None:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        scores.masked_fill_(later.triu_(position + 1), -math.inf)
     return scores
 
 

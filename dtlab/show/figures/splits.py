@@ -185,7 +185,7 @@ def tile_halos(
     """
     if not 0 <= rank < rows * columns or not 0 < width <= cells:
         raise ValueError(
-            f"tile_halos: rank {rank} of {rows * columns}, halo {width} on tiles of {cells} cells; "
+            f"tile_halos: rank {rank} of {rows * columns}, halo {width} on tiles of {cells}; "
             "give a rank of the mesh, and a halo of at most a tile."
         )
     row, column = divmod(rank, columns)
