@@ -13,12 +13,12 @@ bandwidth in bytes/s). N ranks, each of which sends and receives at the same tim
     halving-doubling     2 log2 N a + 2(N-1)/N S/B       the ring's bytes in fewer rounds
     hierarchical         rings in and across nodes       fewest bytes between nodes
 
-Each function works in place and returns None once this rank's part is done. All but the simple
-one accept what the counterpart in torch.distributed accepts: any number of ranks, every dtype and
-reduction that gloo supports, empty tensors and subgroups. On a rank outside `group` they only
-warn. A tensor that is not contiguous goes through a contiguous copy. Before anything is sent, a
-reduction that the dtype does not support raises TypeError, and sizes that do not match raise
-ValueError.
+Each function works in place and returns None once this rank's part is done. All functions except
+`simple_ring_all_reduce` accept what their counterparts in torch.distributed accept: any number of
+ranks, every dtype and reduction that gloo supports, empty tensors and subgroups. On a rank outside
+`group` they only warn. A tensor that is not contiguous goes through a contiguous copy. Before
+anything is sent, a reduction that the dtype does not support raises TypeError, and sizes that do
+not match raise ValueError.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ def recursive_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = N
 
 @contextmanager
 def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
-    """Let a power of two of ranks reduce: fold each rank P + r into rank r, its twin.
+    """Reduce on P ranks only: fold each rank P + r into rank r, its twin.
 
     P is the largest power of two up to N. Yields this rank's partners at distance 1, 2, 4, ...;
     the list is empty on a folded rank, which receives the result after the block.
@@ -374,7 +374,7 @@ def hierarchical_all_reduce(
     """Reduce `tensor` over all ranks and send few bytes between nodes of `ranks_per_node` ranks.
 
         node 0: 0 ── 1      1. reduce-scatter inside each node: S/G bytes of sums on each rank
-                │    │      2. ring all-reduce of these among ranks of the same local rank
+                │    │      2. ring all-reduce of these sums among ranks of the same local rank
         node 1: 2 ── 3      3. all-gather inside each node
 
     G is `ranks_per_node`; None means torchrun's LOCAL_WORLD_SIZE. Cost for n nodes with links
@@ -443,14 +443,14 @@ _LABELLED = (
 def run_labelled(name: str) -> tuple[Tensor | None, Tensor | None]:
     """Run PyTorch's collective on labelled data; return this rank's tensors before and after.
 
-    Of N ranks, rank r has 10^r times 1, 2, ..., N, so each digit of a result tells whose values
-    are in it. The root, if there is one, is rank 0. None: this rank brings nothing that matters,
-    or gets nothing.
+    Of N ranks, rank r has 10^r times 1, 2, ..., N, so each digit of a result belongs to one rank's
+    values. The root, if the collective has one, is rank 0. A tensor is None if the collective does
+    not use this rank's input, or gives this rank no result.
 
-    Raises: ValueError for a name that is not one of these eight collectives.
+    Raises: ValueError for a name that is not one of the eight collectives in `_LABELLED`.
     """
     if name not in _LABELLED:
-        raise ValueError(f"{name!r} is not a collective. There are {', '.join(_LABELLED)}.")
+        raise ValueError(f"{name!r} is unknown. The collectives are {', '.join(_LABELLED)}.")
     rank, n = dist.get_rank(), dist.get_world_size()
     mine = torch.arange(1, n + 1) * 10**rank
     all_pieces, piece, row = mine.new_zeros(n * n), mine.new_zeros(1), mine.clone()

@@ -41,7 +41,7 @@ FailureKind = Literal["exception", "exit", "signal", "memory", "result"]
 
 
 def place_in_words(file: str | None, line: int | None, code: str | None, cell: int | None) -> str:
-    """The place of a learner's line, as text: `cell 7, line 4:   dist.recv(...)`."""
+    """Return the place of a learner's line, as text: `cell 7, line 4:   dist.recv(...)`."""
     if line is None:
         return ""
     where = f"cell {cell}, line {line}" if cell is not None else f"{file}, line {line}"
@@ -52,9 +52,9 @@ def place_in_words(file: str | None, line: int | None, code: str | None, cell: i
 class Failure:
     """How one rank failed, and the line of the learner's code that was running.
 
-    `kind` is "exception" (it raised), "exit" (it called `sys.exit` or `os._exit`), "signal" (it
-    was killed or crashed), "memory" (it ran out of memory) or "result" (its return value cannot
-    be sent back). `cell` is the number of the notebook cell, None outside a notebook.
+    `kind` is "exception" (the rank raised), "exit" (it called `sys.exit` or `os._exit`), "signal"
+    (it was killed or crashed), "memory" (it ran out of memory) or "result" (its return value
+    cannot be sent back). `cell` is the number of the notebook cell, or None outside a notebook.
     """
 
     kind: FailureKind
@@ -65,7 +65,7 @@ class Failure:
     cell: int | None = None
     traceback: str | None = field(default=None, repr=False, compare=False)
     caller: str = ""  # the calling line, if it is in another cell or file
-    advice: str = field(default="", repr=False, compare=False)  # more than `kind` tells
+    advice: str = field(default="", repr=False, compare=False)  # in addition to that for `kind`
 
     @property
     def place(self) -> str:
@@ -77,8 +77,8 @@ class Failure:
 class Waiting:
     """What one rank was doing when its launch was stopped.
 
-    `op` is the operation that blocks it ("recv", "all_reduce", ...), or "compute" if it runs
-    other code; `peers` are the ranks that it waits for, as far as known.
+    `op` is the operation that blocks the rank ("recv", "all_reduce", ...), or "compute" if the
+    rank runs other code; `peers` are the ranks that it waits for, as far as known.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class Waiting:
     line: int | None = None
     code: str | None = None
     cell: int | None = None
-    waits_in: str = ""  # the line that waits, if another one posted the operation, as text
+    waits_in: str = ""  # the line that waits, as text, if another line posted the operation
 
     @property
     def place(self) -> str:
@@ -99,11 +99,11 @@ class Waiting:
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, or Interrupt Kernel, while ranks were running; the message says how they ended.
 
-    It is not a `DtlabError`, because `except DtlabError` must not swallow an interrupt.
+    It is not a `DtlabError`, because `except DtlabError` must not catch an interrupt.
     """
 
     def _render_traceback_(self) -> list[str]:
-        """The lines that IPython shows instead of a traceback through dtlab's own frames."""
+        """Return the lines that IPython shows instead of a traceback through dtlab's frames."""
         return [f"\x1b[1mKeyboardInterrupt\x1b[0m: {self}"]
 
 
@@ -118,7 +118,7 @@ class DtlabError(Exception):
     """Base class of the errors that dtlab raises."""
 
     def _render_traceback_(self) -> list[str]:
-        """The lines that IPython shows instead of a traceback through dtlab's own frames."""
+        """Return the lines that IPython shows instead of a traceback through dtlab's frames."""
         name, _, rest = f"{type(self).__name__}: {self}".partition(":")
         return [f"\x1b[1m{name}\x1b[0m:{rest}"]  # bold, because a colour would suit only one theme
 
@@ -138,8 +138,8 @@ class LaunchError(DtlabError):
 class RanksError(DtlabError):
     """Something went wrong while ranks were running.
 
-    `values` holds the return values of the ranks that finished (None for the others), `stdout`
-    the text that each rank had printed by then.
+    `values` has the return values of the ranks that finished, and None for the other ranks.
+    `stdout` has the text that each rank had printed by then.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class RanksError(DtlabError):
 class RankError(RanksError):
     """A rank raised, exited, was killed, ran out of memory, or its result cannot be sent.
 
-    `failures` maps each failed rank to its `Failure`. The first key is the rank that failed first
-    and made the others fail.
+    `failures` maps each failed rank to its `Failure`. The first key is the rank that failed first;
+    the other failures may be its consequences.
     """
 
     def __init__(
@@ -172,8 +172,8 @@ class RankError(RanksError):
 class DeadlockError(RanksError):
     """No rank can make progress, or (`MismatchError`) operations of ranks do not match.
 
-    `waiting` says for each rank which operation blocks it. `mismatch` says what does not match;
-    it is None if all operations match. `advice` is the end of the message, which says what to do.
+    `waiting` lists the operation that blocks each rank. `mismatch` says what does not match, or is
+    None if all operations match. `advice` is the end of the message, which says what to do.
     """
 
     def __init__(
@@ -195,14 +195,14 @@ class DeadlockError(RanksError):
 class MismatchError(DeadlockError):
     """Operations of different ranks do not match, for instance a send and its receive buffer.
 
-    The ranks would hang, crash or compute wrong numbers, so the launch ends before they do.
+    The launch ends at once, because the ranks would hang, crash or compute wrong numbers.
     """
 
 
 class RankTimeoutError(RanksError):
     """Some rank was still running at the time limit; `running` says where each rank was.
 
-    `advice` says what keeps the ranks running, if the operations that they called tell it.
+    `advice` says what keeps the ranks running, if their calls show it.
     """
 
     def __init__(

@@ -37,8 +37,8 @@ class Inbox:
     If the receive is posted before the message arrives, the message goes straight into its tensor
     in `places`. Otherwise the sender must first request a buffer and wait. With `scratch`,
     messages go into separate buffers, as many as fit into 4 MiB and at least one. On a GPU
-    nothing is posted early: NCCL works in the order of issue, so a receive would block the sends
-    behind it. There each `take` is one batch.
+    nothing is posted early: NCCL runs operations in the order of issue, so a receive would block
+    the sends that are issued after it. On a GPU each `take` is one batch of operations.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class Inbox:
 
     def flush(self) -> None:
         """Wait for all sends, after which their tensors may be changed."""
-        while self.sent:  # each only once: gloo hangs if one is waited for twice
+        while self.sent:  # wait for each send only once: gloo hangs at a second wait
             self.sent.pop().wait()
 
 
 def _in_order(places: Sequence[Tensor]) -> bool:
-    """Whether the backend runs operations strictly in the order of issue, as NCCL does."""
+    """Return whether the backend runs operations strictly in the order of issue, as NCCL does."""
     return any(place.is_cuda for place in places)
 
 
 def scratch_rows(like: Tensor, count: int = 1) -> Tensor:
-    """An uninitialised tensor of `count` rows the size of `like`, on huge pages if possible.
+    """Return uninitialised memory for `count` rows the size of `like`, if possible in huge pages.
 
     Without huge pages, 32 MB of new memory cost 8192 page faults, which take longer than a sum
     of that size.
@@ -127,12 +127,15 @@ _REDUCTIONS: dict[Any, Callable[..., Tensor]] = {
 
 
 def combine(op: Op, tensor: Tensor) -> Callable[..., Tensor]:
-    """The function of two tensors for `op`. Raises TypeError if the dtype does not support it."""
+    """Return the function of two tensors for `op`.
+
+    Raises: TypeError for an unknown `op`, or if the tensor's dtype does not support it.
+    """
     known: Any = op if op in _REDUCTIONS else next((r for r in _REDUCTIONS if op == r), None)
     if known is None:
         names = ", ".join(reduction.name for reduction in _REDUCTIONS)
         raise TypeError(
-            f"{op!r} is not a reduction that dtlab knows. Pass a dist.ReduceOp: {names}."
+            f"{op!r} is not a reduction that dtlab supports. Pass a dist.ReduceOp: {names}."
         )
     whole = not (tensor.is_floating_point() or tensor.is_complex())
     bitwise = known in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
@@ -149,7 +152,7 @@ def divide_if_average(total: Tensor, op: Op, n: int) -> None:
 
 
 def is_member(group: Group, name: str) -> bool:
-    """Whether this rank is in `group`; if not, warns as torch.distributed does."""
+    """Return whether this rank is in `group`; if not, warn as torch.distributed does."""
     if dist.get_rank(group) >= 0:
         return True
     dist.distributed_c10d._warn_not_in_group(name)
@@ -166,9 +169,11 @@ def flattened(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def check_sizes(name: str, long: Tensor, short: Tensor, n: int) -> None:
-    """Check that `long` has n times as many elements as `short`, and that the dtypes agree."""
+    """Raise TypeError if dtypes differ, ValueError unless `long` is n times as long as `short`."""
     if long.dtype != short.dtype:
-        raise TypeError(f"{name}: dtypes differ, {short.dtype} and {long.dtype}. Convert one.")
+        raise TypeError(
+            f"{name}: the dtypes {short.dtype} and {long.dtype} differ. Convert one tensor."
+        )
     if long.numel() != n * short.numel():
         raise ValueError(
             f"{name}: {long.numel()} elements are not {n} x {short.numel()} (shapes "

@@ -71,7 +71,7 @@ def test_memory_moves_the_cut() -> None:
 
 
 def test_what_cannot_be_cut() -> None:
-    with pytest.raises(ValueError, match="2 layers on 3 stages"):
+    with pytest.raises(ValueError, match="2 layers, 3 stages"):
         balance_stages([1, 1], 3)
     with pytest.raises(ValueError, match="must be 0 or more"):
         balance_stages([1, -1], 1)

@@ -437,5 +437,5 @@ def test_labelled_data_shows_what_each_collective_does() -> None:
     for number, name in enumerate(wanted):
         before, after = zip(*(rank[number] for rank in ranks), strict=True)
         assert (list(before), list(after)) == wanted[name], name
-    with pytest.raises(ValueError, match="'all_sum' is not a collective"):
+    with pytest.raises(ValueError, match="'all_sum' is unknown"):
         collectives.run_labelled("all_sum")

@@ -490,7 +490,7 @@ def sparse() -> None:
 @pytest.mark.parametrize(
     ("wrap", "says"),
     [
-        (lambda: DataParallel(mlp(), 0), "bucket_cap_mb=0: give MiB above 0"),
+        (lambda: DataParallel(mlp(), 0), "bucket_cap_mb=0 is not above 0. Pass"),
         (lambda: DataParallel(mlp().requires_grad_(False)), "no parameter of this module needs"),
         (sparse, "a gradient of shape (5, 3) is sparse"),
     ],

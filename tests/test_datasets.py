@@ -127,7 +127,7 @@ def test_text_comes_fast() -> None:
 
 
 def test_windows_that_do_not_fit_the_text() -> None:
-    with pytest.raises(ValueError, match="context is not 0"):
+    with pytest.raises(ValueError, match="but context is 0"):
         standard_library(context=0)
     for limit in (-1, 0, 65, 100):
         with pytest.raises(ValueError, match="Both need at least one"):
@@ -164,7 +164,7 @@ def test_batches_of_a_sampler_are_those_of_a_data_loader() -> None:
 
 def test_batches_that_cannot_be() -> None:
     data = digits(shifts=False).test
-    with pytest.raises(ValueError, match="batch_size is not 0"):
+    with pytest.raises(ValueError, match="but batch_size is 0"):
         batches(data, 0)
-    with pytest.raises(ValueError, match="sampler or a generator"):
+    with pytest.raises(ValueError, match="sampler and a generator"):
         batches(data, 1, sampler=[0], generator=torch.Generator())

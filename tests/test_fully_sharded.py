@@ -840,7 +840,7 @@ def bad_arguments() -> list[str]:
 @pytest.mark.slow
 def test_bad_arguments_are_told() -> None:
     assert "sparse=False" in on_ranks(sparse, world_size=1).values[0]
-    pieces = ["nothing to train", "nothing to train", "meta device", "no submodule is Block",
+    pieces = ["nothing to train", "nothing to train", "meta device", "no submodule is a Block",
               "not submodules of the sharded", "it is never called", "prefetch=-1",
               "before you wrap it", "has become False"]  # fmt: skip
     said = on_ranks(bad_arguments, world_size=1).values[0]

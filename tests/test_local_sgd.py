@@ -211,7 +211,7 @@ def test_subgroups_average_among_themselves() -> None:
     [
         (partial(LocalSGD, nn.Linear(1, 1), 0), "steps of 1 or more"),
         (partial(LocalSGD, nn.Linear(1, 1), 1, every_step_until=-1), "every_step_until=-1"),
-        (partial(LocalSGD, nn.ReLU(), 1), "requires a gradient to average"),
+        (partial(LocalSGD, nn.ReLU(), 1), "requires a gradient, so there is nothing"),
     ],
 )
 def test_says_what_does_not_fit(make: partial[LocalSGD], message: str) -> None:

@@ -326,9 +326,9 @@ def test_constants_that_make_no_sense(constants: dict[str, Any], message: str) -
 def test_errors_say_what_to_do() -> None:
     training = Training(scaler := DynamicLossScaler())
     says: list[tuple[type[Exception], str, Callable[[], Any]]] = [
-        (RuntimeError, r"update without a scaled loss: .*scaler.scale\(loss\)", scaler.update),
+        (RuntimeError, r"update was called before a loss .*scaler.scale\(loss\)", scaler.update),
         (TypeError, "list or tuple of tensors, not float", lambda: scaler.scale(1.0)),  # type: ignore[type-var]
-        (RuntimeError, "update comes after step", scaler.update),
+        (RuntimeError, "update was called before any gradients", scaler.update),
         (RuntimeError, "closure", lambda: training.closure(0)),
         (RuntimeError, "closure", lambda: scaler.step(training.optimizers[0], lambda: 0.0)),
         (RuntimeError, "No parameter of this optimizer has a grad", lambda: training.step(1)),
@@ -345,7 +345,7 @@ def test_errors_say_what_to_do() -> None:
     with pytest.raises(RuntimeError, match="unscaled already.*Call update"):
         training.unscale(0)
     training.step(0)
-    with pytest.raises(RuntimeError, match="unscale_ comes before step"):
+    with pytest.raises(RuntimeError, match="unscale_ was called after step"):
         training.unscale(0)
     with pytest.raises(RuntimeError, match="stepped already. Call update"):
         training.step(0)

@@ -357,7 +357,7 @@ def test_a_scaler_says_where_gradients_were_not_cast() -> None:
     scaler, model = DynamicLossScaler(), mlp().to(FP16)
     optimizer = MasterWeights(model.parameters(), SGD, lr=0.1)
     scaler.scale(loss_of(model, 0)).backward()
-    with pytest.raises(RuntimeError, match="MasterWeights cast_gradients"):
+    with pytest.raises(RuntimeError, match="MasterWeights, also call cast_gradients"):
         scaler.step(optimizer)
 
 

@@ -533,8 +533,8 @@ HALF = PrecisionPolicy("half", 2, 2)
         (lambda: gpt_flops(1, 8, 8, 8, 1, "half"), "one of none, selective, .* not 'half'"),  # type: ignore[arg-type]
         (lambda: zero_traffic(1, 4, 2), "stage must be 0"),
         (lambda: zero_traffic(1, 2, 2, 0), "num_microbatches must"),
-        (lambda: zero_traffic(1, 2, 2, gradients_everywhere=True), "for stage 1, not for stage 2"),
-        (lambda: zero_traffic(1, 2, 2, reshard_after_forward=False), "stage 3, not for stage 2"),
+        (lambda: zero_traffic(1, 2, 2, gradients_everywhere=True), "of ZeRO stage 1, not 2"),
+        (lambda: zero_traffic(1, 2, 2, reshard_after_forward=False), "of ZeRO stage 3, not 2"),
         (lambda: zero_traffic(1, 2, 2).nbytes(2, NAN), "bytes_per_gradient must"),
     ],
 )  # fmt: skip

@@ -59,14 +59,14 @@ def test_pytorchs_mesh_has_the_same_groups() -> None:
 
 
 def wrong_size() -> str:
-    with pytest.raises(ValueError, match="Make them equal") as caught:
+    with pytest.raises(ValueError, match="whose product is the world size") as caught:
         make_mesh(data=2, tensor=2)
     return str(caught.value)
 
 
 def test_what_is_no_mesh_is_refused() -> None:
     said = dtlab.launch(wrong_size, world_size=1).values[0]
-    assert "a mesh of data=2 x tensor=2 has 4 ranks; there are 1" in said
+    assert "a mesh of data=2 x tensor=2 has 4 ranks, but the world size is 1" in said
     for call in (
         lambda: coordinates_of(8, SIZES),
         lambda: rank_at({"data": 2, "tensor": 0}, SIZES),

@@ -529,21 +529,21 @@ def _refuses(rank: int, message: str, make: Callable[[], object]) -> None:
 def _wrong_use() -> None:
     model, sgd = nn.Linear(2, 2), OPTIMIZERS["SGD"]
     server = partial(ParameterServer, model, sgd)
-    _refuses(1, "rank 1 is not one of 1 servers: make a ParameterWorker", server)
-    _refuses(0, "rank 0 is one of 1 servers: make", partial(ParameterWorker, model))
+    _refuses(1, "rank 1 is not one of 1 servers. Make a ParameterWorker", server)
+    _refuses(0, "rank 0 is one of 1 servers. Make", partial(ParameterWorker, model))
     _refuses(0, "2 of 2 ranks cannot be servers", partial(server, 2))
     _refuses(0, "'lazy' is unknown", partial(server, consistency="lazy"))
-    _refuses(0, "staleness with consistency=\"bounded\"", partial(server, consistency="bounded"))
-    _refuses(0, "staleness with consistency=\"bounded\"", partial(server, staleness=2))
+    _refuses(0, "consistency='bounded' does not", partial(server, consistency="bounded"))
+    _refuses(0, "consistency='sync' does not go with staleness=2", partial(server, staleness=2))
     _refuses(0, "0 or more, not -1", partial(server, consistency="bounded", staleness=-1))
     few = partial(ParameterServer, nn.ReLU(), sgd)
-    _refuses(0, "0 parameters do not fill 1 servers", few)
+    _refuses(0, "0 parameters cannot be divided among 1 servers", few)
     table = nn.Embedding(3, 2, sparse=True)
     if dist.get_rank() == 0:
         ParameterServer(table, sgd).serve()
         return
     with ParameterWorker(table) as worker:
-        _refuses(1, "not a table. Tables are", partial(worker.pull, {"bias": torch.ones(1)}))
+        _refuses(1, "not a table. The tables are", partial(worker.pull, {"bias": torch.ones(1)}))
         _refuses(1, "has 3 rows", partial(worker.pull, {"weight": torch.tensor([0, 3])}))
         _refuses(1, "of 1 or more, not 0", partial(worker.push, 0))
 

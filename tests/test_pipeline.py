@@ -622,7 +622,7 @@ def misused(case: str) -> str:
         ("ranks", "has 3 ranks, but the group has 2"),
         ("broken", "ScheduleError: this schedule has"),
         ("other stages", "has stages [0, 2], but the stages passed are [0]"),
-        ("no stages", "uses rank 0"),
+        ("no stages", "actions for rank 0"),
         ("few samples", "4 inputs cannot be cut into 9 microbatches"),
         ("no loss", "needs targets= and loss="),
         ("no inputs", "needs inputs"),

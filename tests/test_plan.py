@@ -137,11 +137,11 @@ def test_each_rejected_plan_has_its_reason() -> None:
         "divide 6 heads": Plan(tensor=4, data=2),
         "heads of keys and values": Plan(tensor=2, data=4),
         "2 x 8 context ranks": Plan(context=8),
-        "8 pipeline stages for 6 layers": Plan(pipeline=8),
+        "8 pipeline stages cannot share 6 layers": Plan(pipeline=8),
         "8 data ranks do not divide a batch of 4": Plan(data=8),
-        "takes 4 GPUs, and there are 8": Plan(data=4),
+        "uses 4 GPUs, but the cluster has 8": Plan(data=4),
         "microbatches of 3": Plan(data=4, pipeline=2, microbatch=3),
-        "per GPU, and there are 0.001 GB": Plan(data=4, pipeline=2),
+        "per GPU, but each GPU has 0.001 GB": Plan(data=4, pipeline=2),
     }
     for reason, plan in reasons.items():
         assert reason in found.why_not(plan)
@@ -151,8 +151,8 @@ def test_each_rejected_plan_has_its_reason() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"card": "H900"}, "card is one of A100"),
-        ({"efficiency": 1.5}, "efficiency is a part"),
+        ({"card": "H900"}, "card must be one of A100"),
+        ({"efficiency": 1.5}, "efficiency must be a fraction"),
         ({"memory": -1}, "memory"),
         ({"policy": "int3"}, "policy"),
     ],

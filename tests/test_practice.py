@@ -151,9 +151,10 @@ def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
 
 CELLS = [
     "import dtlab, torch, torch.distributed as dist\n"
-    "def tree_broadcast(tensor, src, group=None):\n"
-    "    dist.all_reduce(tensor, group=group)",
-    'dtlab.check("01/tree_broadcast", tree_broadcast)',
+    "def average_gradients(module, group=None):\n"
+    "    for parameter in module.parameters():\n"
+    "        dist.all_reduce(parameter.grad.clone(), group=group)",
+    'dtlab.check("02/average_gradients", average_gradients)',
     "from ipywidgets.widgets.widget import _instances\n"
     "[button for button in _instances.values() if hasattr(button, 'click')][0].click()",
 ]
@@ -169,8 +170,8 @@ def test_buttons_below_the_report_run_a_case_again(monkeypatch: pytest.MonkeyPat
     assert "dtlab-kept" in kept.data["text/html"]  # no error of a widget on the next day
     assert "application/vnd.jupyter.widget-view+json" in buttons.data
     widgets = json.dumps(notebook.metadata.widgets)
-    assert "Run this case: result" in widgets
-    assert "Timeline of 7 ranks" in widgets  # shown below the buttons
+    assert "Run this case: gradients" in widgets
+    assert "Timeline of 4 ranks" in widgets  # shown below the buttons
 
 
 def test_a_case_that_does_not_exist_is_refused() -> None:

@@ -176,7 +176,7 @@ def test_it_reads_well() -> None:
         "640 bytes kept for backward\n"
         "  0  320   50.0%\n"
         "  1  320   50.0%\n"
-        "  and 352 bytes of parameters and buffers, which are there anyway"
+        "  and 352 bytes of parameters and buffers, which exist anyway"
     )
     nothing = saved_bytes(partial(F.relu, torch.ones(3)))
     assert str(nothing).startswith("0 bytes kept for backward\n  and 0 bytes")

@@ -169,9 +169,9 @@ BROKEN = {
     "a backward is missing": (
         changed(SMALL, 0, _0B3=""), "missing", "no rank does 0B3, nor 0I3 and 0W3."),
     "a weight gradient is missing": (
-        changed(SPLIT, 2, _2W1=""), "missing", "no rank does 2W1, but 2I1."),
+        changed(SPLIT, 2, _2W1=""), "missing", "no rank does 2W1, but a rank does 2I1."),
     "an input gradient is missing": (
-        changed(SPLIT, 1, _1I2=""), "missing", "no rank does 1I2, but 1W2."),
+        changed(SPLIT, 1, _1I2=""), "missing", "no rank does 1I2, but a rank does 1W2."),
     "a whole stage is missing": (
         [["0F0", "0B0"], [], ["2F0", "2B0"]], "missing", "no rank does 1F0."),
     "nothing at all": ([[], []], "missing", "no rank does anything."),

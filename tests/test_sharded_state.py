@@ -106,6 +106,6 @@ def test_what_does_not_fit_is_refused() -> None:
     ).values[0]
     assert "layers.0.weight is (33, 7) here" in shapes or "(3, 7)" in shapes
     assert "Pass the states of all ranks" in lacks
-    assert "pass the optimizer to save" in none
+    assert "Pass the optimizer to state_dict" in none
     assert "which is not in this model" in unknown
     assert "not parameters of this model" in strangers

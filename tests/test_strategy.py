@@ -149,8 +149,8 @@ def test_enough_is_enough() -> None:
         "activation checkpointing", "LoRA", "offload", "a bigger card",
     }  # fmt: skip
     card = almost.cheaper[-1]
-    assert str(card) == "a bigger card: H200 SXM, 150.8 GB, of which 90 % count as free " \
-                        "for tensors. Brings up to 55.68 GB, which may be enough."  # fmt: skip
+    assert str(card) == "a bigger card: Use H200 SXM, 150.8 GB, of which 90 % count as free " \
+                        "for tensors. Gain: up to 55.68 GB, which may be enough."  # fmt: skip
     assert "bf16" not in {each.name for each in almost.cheaper}  # it is there already
     fp32_gradients = choose(8e9, 80e9, policy="mixed_fp32_grads").cheaper
     assert {each.name: each.brings for each in fp32_gradients}["bf16"] == 16e9
@@ -188,7 +188,7 @@ def test_it_prints_as_it_is_walked() -> None:
         "Does a whole replica fit on a card?   8.2 GB <= 80 GB",
         "├─ yes: Is one GPU fast enough?   2 hours <= 24 hours",
         "│  ├─ yes: one GPU   <--",
-        "│  └─ no: Are there enough GPUs to be in time?",
+        "│  └─ no: Are there enough GPUs to finish in time?",
     ]
     blank = tree_words().splitlines()
     assert len(blank) == len(TREE) == len(found.tree.splitlines())

@@ -492,7 +492,7 @@ def clipping() -> None:
             model.norm = clip(1.5)
         same(float(block.norm), float(dense.norm), rtol=1e-6, atol=0)
         check_gradients(block, dense)
-    with pytest.raises(ValueError, match="no layer is shared"):
+    with pytest.raises(ValueError, match="no layer is divided"):
         clip_grad_norm_(nn.Linear(2, 2), 1.0)
 
 
@@ -653,15 +653,16 @@ def refused() -> list[str]:
 
 def test_bad_input_is_refused_before_anything_hangs() -> None:
     pieces = [
-        "3 ranks do not divide 8 heads of queries and 8 of keys and values; a rank has whole "
-        "heads. Use a group of 1, 2, 4, 8 ranks",
+        "3 ranks do not divide 8 heads of queries and 8 heads of keys and values, and each rank "
+        "needs whole heads. Use a group of 1 or 2 or 4 or 8 ranks",
         "3 ranks do not divide 6 heads of queries and 2", "4 heads of keys and values do not",
         "6 heads do not divide a hidden size of 25", 'not \'some\'',
         "3 ranks cannot share dim 0 of weight, which has 2",
         "pieces=(3, 4) sum to 7 outputs, but out_features=6. Pass pieces that sum to",
         "the outputs of a layer with pieces cannot be gathered. Use gather_output=False",
         "which has 2 elements",
-        "needs 4 features, but the input has shape (1, 5)", "That is its part of 6: do not gather",
+        "needs 4 features, but the input has shape (1, 5)",
+        "These are its part of 6 features. Do not gather",
         "3 ranks do not divide 4 tokens (dim -2 of (1, 4, 2)). Pad the sequence to 6.",
         "3 ranks do not divide 4 tokens", "3 ranks cannot share a last dim of 2",
         "of 7 elements, not 4", "id 7 is outside of the vocabulary of 7",

@@ -896,9 +896,9 @@ REFUSED: dict[str, Callable[[], object]] = {
     "RuntimeError: a parameter of shape (9, 7) was frozen when": thawed,
     "RuntimeError: gradients were computed after clip_grad_norm_": late,
     "ValueError: two parameters, one of shape (3, 3), share memory": sharing,
-    "ValueError: the saved state has groups of [2] parameters, this": other_model,
+    "ValueError: the saved state has groups of [2] parameters, but this": other_model,
     "ValueError: the gradient of a parameter of shape (33, 7) is already": over_data_parallel,
-    "ValueError: bucket_cap_mb=0: give MiB": lambda: in_stage(1, bucket_cap_mb=0)(
+    "ValueError: bucket_cap_mb=0 is not above 0. Pass": lambda: in_stage(1, bucket_cap_mb=0)(
         made("mlp").parameters(), torch.optim.SGD, {}
     ),
     "ValueError: no parameter needs a gradient": lambda: Zero1(
@@ -907,7 +907,7 @@ REFUSED: dict[str, Callable[[], object]] = {
     "ValueError: Invalid learning rate: -1": lambda: Zero1(
         made("mlp").parameters(), torch.optim.SGD, lr=-1
     ),
-    "TypeError: optimizer_class='Adam' is not a class": lambda: tried_as_text(),
+    "TypeError: optimizer_class='Adam' is not an optimizer": lambda: tried_as_text(),
     "TypeError: Zero2 reduces gradients itself": lambda: in_stage(2, reduces=False)(
         made("mlp").parameters(), torch.optim.SGD, {}
     ),

@@ -2,7 +2,7 @@
 
     make_mesh(data=2, pipeline=2, tensor=2)      eight ranks; "tensor" is the innermost axis
 
-    data 0    pipeline 0   ranks 0 1     embedding, blocks 0 1     each block cut over 2 ranks
+    data 0    pipeline 0   ranks 0 1     embedding, blocks 0 1     2 ranks divide each block
               pipeline 1   ranks 2 3     blocks 2 3, norm, head
     data 1    pipeline 0   ranks 4 5     the same layers, for different sequences of the batch
               pipeline 1   ranks 6 7
@@ -14,8 +14,8 @@ Each kind of parallelism has its own package, and communicates in its own proces
     data        DataParallel, Zero1, Zero2 or Zero3      gradients, and parameters if sharded
 
 This file adds what belongs to no single package: which rank holds which parameters, the token
-embedding that the first and the last pipeline stage share, a norm over all shards, and a state
-dict over all ranks.
+embedding that the first and the last pipeline stage share, the gradient norm over all shards, and
+the dense state dict.
 
     model = ParallelGPT(GPTConfig(num_layers=4), mesh, zero=1, microbatches=4)
     optimizer = model.make_optimizer(torch.optim.AdamW, lr=3e-4)
@@ -71,19 +71,19 @@ class ParallelGPT:
     Args:
         config: the dense model.
         mesh: has the axes "data", "pipeline" and "tensor"; see `parallel.mesh.make_mesh`.
-        zero: ZeRO stage, over the data axis: 0 is plain data parallelism.
-        sequence_parallel: norms work on each tensor rank's own tokens.
+        zero: ZeRO stage, over the data axis; 0 is plain data parallelism.
+        sequence_parallel: each tensor rank normalizes only its own tokens.
         schedule: "1f1b", "gpipe", "interleaved" or "zb_h1".
         microbatches: the number of microbatches into which each rank's batch is divided.
-        chunks: stages on each pipeline rank, for "interleaved".
+        chunks: pipeline stages on each pipeline rank, for "interleaved".
         seed: seed of the dense model's initial parameters.
         dtype: dtype of the parameters; None: PyTorch's default.
 
     Attributes:
-        stages: this rank's parts of the model, modules with the dense model's parameter names.
+        stages: this rank's parts of the model, as modules with the dense model's parameter names.
 
-    Raises: ValueError for a mesh without one of the axes, more stages than blocks, or options
-    that cannot be combined.
+    Raises: ValueError for a mesh with other axes, more pipeline stages than blocks, unknown
+    options, or options that cannot be combined.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ParallelGPT:
                 f"make_mesh(data=2, pipeline=1, tensor=2); this one has {mesh.mesh_dim_names}."
             )
         if zero not in (0, 1, 2, 3):
-            raise ValueError(f"zero is a ZeRO stage from 0 to 3, not {zero!r}.")
+            raise ValueError(f"zero must be a ZeRO stage from 0 to 3, not {zero!r}.")
         if zero == 3 and schedule == "zb_h1":
             raise ValueError(
                 "ZeRO stage 3 frees a block's parameters after its backward, and zb_h1 splits "
@@ -142,13 +142,13 @@ class ParallelGPT:
             return DataParallel(stage, group=self.data)
         if self.zero == 3:
             blocks: list[nn.Module] = list(stage.blocks.values())
-            if stage.is_first != stage.is_last:  # a separate block, so both copies are cut alike
+            if stage.is_first != stage.is_last:  # so that Zero3 divides both copies equally
                 blocks.append(stage.token_embedding if stage.is_first else stage.head)
             return Zero3(stage, self.data, blocks=blocks)
         return stage
 
     def _shared_table(self) -> nn.Parameter | None:
-        """Return this rank's copy of the token embedding; None unless another rank has one too."""
+        """Return this rank's copy of the token embedding if a second rank has a copy, or None."""
         if dist.get_world_size(self.pipeline) == 1:
             return None
         tables = [stage.table for stage in self.stages if stage.table is not None]
@@ -164,13 +164,13 @@ class ParallelGPT:
         result is the same on all ranks.
         """
         self._is_summed = False
-        found = run_schedule(
+        loss = run_schedule(
             self.schedule, self._pipeline_stages, tokens, targets, self._loss_of
         ).loss
         mean = torch.zeros((), dtype=torch.float64, device=tokens.device)
-        if found is not None:
-            mean += found
-        dist.all_reduce(mean, group=self.pipeline)  # only the last stage has it
+        if loss is not None:
+            mean += loss
+        dist.all_reduce(mean, group=self.pipeline)  # only the last stage has the loss
         dist.all_reduce(mean, group=self.data)
         return mean / dist.get_world_size(self.data)
 
@@ -181,7 +181,8 @@ class ParallelGPT:
     def no_sync(self) -> Iterator[None]:
         """Context manager: accumulate gradients on each data rank without averaging them.
 
-        The first call of `forward_backward` after the block averages the sum.
+        The first call of `forward_backward` after the block averages the sum; at ZeRO stage 1, the
+        optimizer's `step` does.
         """
         with contextlib.ExitStack() as stack:
             for module in self._wrapped:
@@ -194,7 +195,7 @@ class ParallelGPT:
     def finish_gradients(self) -> None:
         """Add up the gradients of the two copies of the token embedding.
 
-        `clip_grad_norm_` and the optimizer's `step` call it. A second call in the same step does
+        `clip_grad_norm_` and the optimizer's `step` call this. A second call in the same step does
         nothing.
         """
         if self._tied is not None and not self._is_summed:
@@ -220,7 +221,7 @@ class ParallelGPT:
     def make_optimizer(
         self, optimizer_class: type[torch.optim.Optimizer], **arguments: Any
     ) -> ParallelOptimizer:
-        """Return an optimizer of this rank's parameters; at ZeRO 1 and 2, sharded over data."""
+        """Return an optimizer of this rank's parameters; ZeRO divides it over the data axis."""
         self._optimizer = ParallelOptimizer(self, optimizer_class, arguments)
         return self._optimizer
 
@@ -228,8 +229,9 @@ class ParallelGPT:
         """Scale all gradients so that their norm in the dense model is at most `max_norm`.
 
         Every rank holds a part of the gradients, and several ranks hold the same replicated
-        elements. If n ranks hold an element, it counts 1/n on each. It needs one all-reduce of one
-        number over all ranks. Returns the norm before scaling, on every rank.
+        elements. If n ranks hold an element, its square counts 1/n on each. Communication is one
+        all-reduce of one number over all ranks. Returns the norm before scaling, on every rank.
+        Raises: RuntimeError at ZeRO stages 1 and 2 before `make_optimizer`.
         """
         self.finish_gradients()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -253,7 +255,10 @@ class ParallelGPT:
         """Yield this rank's gradients, averaged over the data axis, each with its parameter."""
         if self.zero in (1, 2):
             if self._optimizer is None:
-                raise RuntimeError("at ZeRO stages 1 and 2, call make_optimizer before clipping.")
+                raise RuntimeError(
+                    "clip_grad_norm_ was called before make_optimizer. At ZeRO stages 1 and 2 the "
+                    "optimizer has the gradients: call make_optimizer first."
+                )
             yield from self._optimizer.gradient_parts()
             return
         for stage in self.stages:
@@ -271,14 +276,14 @@ class ParallelGPT:
     # ------------------------------------------------------------------ state
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return the dense model's `state_dict`, on every rank. Call it on all ranks."""
-        return self._full({one: one.detach() for one in self._parameters()}, gradients=False)
+        """Return the dense model's `state_dict`, on every rank. Call this on all ranks."""
+        return self._full({p: p.detach() for p in self._parameters()}, gradients=False)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """Return the dense model's gradients by parameter name. Call it on all ranks."""
+        """Return the dense model's gradients by parameter name. Call this on all ranks."""
         self.finish_gradients()
-        found = {one: one.grad for one in self._parameters() if one.grad is not None}
-        return self._full(found, gradients=True)
+        gradients = {p: p.grad for p in self._parameters() if p.grad is not None}
+        return self._full(gradients, gradients=True)
 
     def _parameters(self) -> Iterator[nn.Parameter]:
         for stage in self.stages:
@@ -314,12 +319,16 @@ class ParallelGPT:
 
         Every rank must pass the whole `state`.
 
-        Raises: ValueError for names that are missing or unknown.
+        Raises: ValueError for names that are missing or unknown, or a divided dim of the wrong
+        size.
         """
-        wanted = set(GPT(self.config).state_dict())
-        if wanted != set(state):
-            odd = ", ".join(sorted(wanted ^ set(state))[:5])
-            raise ValueError(f"this is not the state of a GPT of the same config: {odd}.")
+        expected = set(GPT(self.config).state_dict())
+        if expected != set(state):
+            names = ", ".join(sorted(expected ^ set(state))[:5])
+            raise ValueError(
+                f"these names are only in the state or only in this model: {names}. Pass the "
+                "state of a GPT of the same config."
+            )
         rank, ranks = dist.get_rank(self.tensor), dist.get_world_size(self.tensor)
         for module, stage in zip(self._wrapped, self.stages, strict=True):
             parts = {}
@@ -340,9 +349,9 @@ class ParallelGPT:
 class _Stage(nn.Module):
     """Consecutive blocks of the dense model, sharded over the tensor axis.
 
-    The first stage also has the embeddings, the last stage the last norm and the output layer.
-    Parameters have the names of the dense model. `sharded` maps each parameter that is divided
-    among the tensor ranks to its layer and its split.
+    The first stage also has the embeddings; the last stage also has the final norm and the output
+    layer. Parameters have the names of the dense model. `sharded` maps each parameter that is
+    divided among the tensor ranks to its layer and its split.
     """
 
     def __init__(
@@ -447,7 +456,7 @@ def _schedule(name: ScheduleName, stages: int, microbatches: int, chunks: int) -
         return interleaved(stages, microbatches, chunks)
     if name not in makes:
         names = ", ".join([*makes, "interleaved"])
-        raise ValueError(f"schedule is one of {names}, not {name!r}.")
+        raise ValueError(f"schedule must be one of {names}, not {name!r}.")
     if chunks != 1:
         raise ValueError(f'chunks={chunks} needs schedule="interleaved".')
     return makes[name](stages, microbatches)
@@ -457,10 +466,10 @@ def _schedule(name: ScheduleName, stages: int, microbatches: int, chunks: int) -
 
 
 class ParallelOptimizer:
-    """The optimizers of this rank, used as one: see `ParallelGPT.make_optimizer`.
+    """The optimizers of this rank, with the methods of one: see `ParallelGPT.make_optimizer`.
 
-    At ZeRO stage 2, a token embedding with a copy on another stage is an exception. Its gradient
-    is complete only after those of the two copies are summed, so it is reduced in `step`, as at
+    At ZeRO stage 2, a token embedding with a copy on another rank is an exception. Its gradient
+    is complete only after the gradients of the two copies are summed, so `step` reduces it, as at
     ZeRO stage 1.
     """
 
@@ -474,8 +483,8 @@ class ParallelOptimizer:
             if model.zero in (0, 3):
                 self.optimizers.append(optimizer_class(parameters, **arguments))
                 continue
-            tied = [one for one in parameters if one is model._tied]
-            others = [one for one in parameters if one is not model._tied]
+            tied = [p for p in parameters if p is model._tied]
+            others = [p for p in parameters if p is not model._tied]
             kinds: list[tuple[Any, list[nn.Parameter]]] = [(Zero1, parameters)]
             if model.zero == 2:
                 kinds = [(Zero2, others), (Zero1, tied)]
@@ -491,7 +500,7 @@ class ParallelOptimizer:
         return [group for each in self.optimizers for group in each.param_groups]
 
     def step(self) -> None:
-        """Sum the gradients of the shared token embedding, and step every parameter."""
+        """Sum the gradients of the shared token embedding, and update every parameter."""
         self.model.finish_gradients()
         for each in self.optimizers:
             each.step()
@@ -516,7 +525,7 @@ class ParallelOptimizer:
             yield from each.reduced_gradients()
 
     def whole_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """Return whole gradients by parameter, at ZeRO stages 1 and 2. Call it on all ranks."""
+        """Return whole gradients by parameter, at ZeRO stages 1 and 2. Call this on all ranks."""
         found: dict[nn.Parameter, Tensor] = {}
         for each in self.optimizers:
             found |= each.whole_gradients()

@@ -29,16 +29,18 @@ Sizes = Mapping[str, int]
 def make_mesh(**sizes: int) -> DeviceMesh:
     """Return a mesh of all ranks with these axes, outermost first: `make_mesh(data=2, tensor=4)`.
 
-    `mesh.get_group("tensor")` is this rank's process group on that axis; pass it to layers.
-    `mesh.get_local_rank("tensor")` is the rank's index in that group. All ranks must call this.
-    Raises: ValueError if the product of the sizes is not the world size.
+    `mesh.get_group("tensor")` is this rank's process group on the tensor axis; pass the group to
+    layers. `mesh.get_local_rank("tensor")` is the rank's index in that group. All ranks must call
+    this. Raises: ValueError for a size below 1, or if the product of the sizes is not the world
+    size.
     """
     _check(sizes)
     ranks, world = math.prod(sizes.values()), dist.get_world_size()
     if ranks != world:
         axes = " x ".join(f"{name}={size}" for name, size in sizes.items())
         raise ValueError(
-            f"a mesh of {axes} has {ranks} ranks; there are {world}. Make them equal."
+            f"a mesh of {axes} has {ranks} ranks, but the world size is {world}. Choose sizes "
+            "whose product is the world size."
         )
     return init_device_mesh(device_of().type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
@@ -46,7 +48,7 @@ def make_mesh(**sizes: int) -> DeviceMesh:
 def coordinates_of(rank: int, sizes: Sizes) -> dict[str, int]:
     """Return a rank's coordinates: {"data": 1, "tensor": 2} for rank 6 of the mesh above.
 
-    Raises: ValueError for a rank that is not in the mesh.
+    Raises: ValueError for a rank that is not in the mesh, or a size below 1.
     """
     _check(sizes)
     if not 0 <= rank < math.prod(sizes.values()):
@@ -60,7 +62,7 @@ def coordinates_of(rank: int, sizes: Sizes) -> dict[str, int]:
 def rank_at(coordinates: Sizes, sizes: Sizes) -> int:
     """Return the rank at these coordinates; the inverse of `coordinates_of`.
 
-    Raises: ValueError for coordinates outside the mesh, or with different axes.
+    Raises: ValueError for coordinates outside the mesh or with other axes, or a size below 1.
     """
     _check(sizes)
     inside = all(0 <= at < sizes.get(name, 0) for name, at in coordinates.items())
@@ -79,7 +81,7 @@ def group_of(rank: int, axis: str, sizes: Sizes) -> list[int]:
 
 
 def is_within_node(axis: str, sizes: Sizes, ranks_per_node: int) -> bool:
-    """Return whether every group of an axis lies on one node, if nodes have consecutive ranks."""
+    """Return whether every group of an axis lies on one node; a node has consecutive ranks."""
     nodes = (
         {member // ranks_per_node for member in group_of(rank, axis, sizes)}
         for rank in range(math.prod(sizes.values()))
@@ -89,4 +91,4 @@ def is_within_node(axis: str, sizes: Sizes, ranks_per_node: int) -> bool:
 
 def _check(sizes: Sizes) -> None:
     if not sizes or min(sizes.values()) < 1:
-        raise ValueError(f"a mesh has axes of at least one rank each, not {dict(sizes)}.")
+        raise ValueError(f"a mesh needs axes of at least one rank each, not {dict(sizes)}.")

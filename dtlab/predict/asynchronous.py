@@ -5,7 +5,8 @@
     bounded    worker 0 |====|====|......|====|...........|       at most 1 step ahead
     async      worker 0 |====|====|====|====|====|====|====|      no limit
 
-A worker that is `lead` steps ahead waits for the slowest: lead 0 for sync, infinite for async.
+A worker that is `lead` steps ahead of the slowest worker waits. `lead` is 0 for sync, and infinite
+for async.
 For values in between see Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous
 Parallel Parameter Server". Pulls and pushes are assumed to take no time.
 """
@@ -35,8 +36,8 @@ def step_seconds(
 ) -> Times:
     """Return the seconds of each step, [workers, steps]: `seconds`, plus `delay` for one worker.
 
-    The same worker has the delay in every step; with `turns` a random worker has it in each step,
-    drawn from `seed`.
+    The same worker has the delay in every step. With `turns`, a random worker, drawn from `seed`,
+    has the delay in each step.
     Raises: ValueError for counts below 1, `seconds` not above 0, or `delay` below 0.
     """
     if not (seconds > 0 and delay >= 0):
@@ -73,8 +74,9 @@ def _begin_and_finish(seconds: Times, lead: float) -> tuple[Times, Times]:
 def gradients_per_second(seconds: Times, lead: float) -> float:
     """Return the gradients of all workers per second, while every worker is still running.
 
-    With one late worker of N, over many steps: N / (t + d) for sync, and (N - 1) / t + 1 / (t + d)
-    for async. With any bound, the long-run rate is that of sync.
+    With steps of t seconds on N workers, of which one is late by d in every step, the limit is
+    N / (t + d) for sync, and (N - 1) / t + 1 / (t + d) for async. With any bound, the limit is
+    that of sync.
     """
     finish = finish_times(seconds, lead)
     end = finish[:, -1].min()

@@ -48,16 +48,17 @@ def balance_stages(
 
     `costs` are seconds or `LayerCost` of each layer. A stage holds at most `memory_limit` bytes;
     `in_flight` is the number of microbatches whose activations each stage holds, by default as in
-    1F1B: num_stages for the first, then one less for each. Of equally good cuts, the one with the
-    fewest layers on the last stage is chosen, then on the stage before it.
-    Raises: ValueError for fewer layers than stages, costs below 0, or if no cut fits.
+    1F1B: num_stages for the first stage, and one less for each later stage. Of equally good cuts,
+    the one with the fewest layers on the last stage is chosen, then on the stage before it.
+    Raises: ValueError for fewer layers than stages, another number of `in_flight`, costs below 0,
+    or if no cut fits.
     """
     layers = [cost if isinstance(cost, LayerCost) else LayerCost(cost) for cost in costs]
     flights = list(in_flight or range(num_stages, 0, -1))
     if not 1 <= num_stages <= len(layers) or len(flights) != num_stages:
         raise ValueError(
-            f"{len(layers)} layers on {num_stages} stages, with {len(flights)} numbers in flight: "
-            "each stage needs at least one layer, and one such number."
+            f"balance_stages got {len(layers)} layers, {num_stages} stages and {len(flights)} "
+            "numbers in in_flight. Each stage needs at least one layer and one such number."
         )
     if not all(value >= 0 for layer in layers for value in vars(layer).values()):
         raise ValueError("Seconds and bytes of a layer must be 0 or more.")

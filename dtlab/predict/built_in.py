@@ -2,15 +2,19 @@
 
 A library for real hardware chooses among several algorithms; here each collective always uses
 
-    all_reduce                   a flat ring in the order of the ranks     2(N-1) rounds of S/N
-    reduce_scatter, all_gather   the same ring                              N-1 rounds of S/N
-    all_to_all                   pairwise, round k to the k-th to the right N-1 rounds of S/N
-    broadcast, reduce            a chain along the ring, in small pieces    (N-1) a + S/B
-    gather, scatter              directly through the root's port           a + (N-1)/N S/B
-    barrier                      empty messages at distance 1, 2, 4, ...    log2 N rounds of a
+    all_reduce                   a flat ring in the order of the ranks    2(N-1) rounds of S/N
+    reduce_scatter, all_gather   the same ring                            N-1 rounds of S/N
+    all_to_all                   pairwise: in round k each rank sends     N-1 rounds of S/N
+                                 to the k-th rank on its right
+    broadcast, reduce            a chain along the ring, in small pieces  (N-1) a + S/B seconds
+    gather, scatter              directly through the root's port         a + (N-1)/N S/B seconds
+    barrier                      empty messages at distance 1, 2, 4, ...  log2 N rounds of 0 bytes
 
-A round takes as long as its slowest link: over several nodes, a flat ring runs at the speed of the
-link between nodes. On one node these are the closed forms of `communication.py`.
+N is the number of ranks. S is the bytes of the full tensor on one rank, or of all sends of one
+rank in an all-to-all. A message of m bytes takes a + m/B seconds. "Rounds of S/N" are rounds in
+which each message has S/N bytes. A round takes as long as its slowest link, so a flat ring over
+several nodes runs at the speed of the link between nodes. On one node these are the closed forms
+of `communication.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ class Route:
         elif operation in ("barrier", "monitored_barrier"):
             rounds = [_shifted(ranks, 1 << k) for k in range((n - 1).bit_length())]
         elif operation in ("broadcast", "reduce"):
-            end = 1 if operation == "broadcast" else 0  # nothing is sent to the root, or by it
+            end = 1 if operation == "broadcast" else 0  # the root receives or sends nothing
             rounds = [[pair for pair in ring if pair[end] != root]]
         elif operation in ("gather", "scatter"):
             non_roots = [rank for rank in ranks if rank != root]
@@ -88,9 +92,9 @@ def collective_seconds(
 ) -> float:
     """Return the seconds of a built-in collective on an emulated cluster, without its slowdown.
 
-    `operation` is a name in torch.distributed ("all_reduce", "all_gather", ...), `nbytes` the size
-    of the full tensor on one rank (for an all-to-all, what one rank sends), `ranks` the members of
-    the group, by default all, and `root` one of them, by default the first.
+    `operation` is a name in torch.distributed ("all_reduce", "all_gather", ...). `nbytes` is the
+    size of the full tensor on one rank, or for an all-to-all of all sends of one rank. `ranks` are
+    the members of the group, by default all ranks; `root` is one of them, by default the first.
     Raises: ValueError for an unknown operation, or ranks outside the cluster.
     """
     members = range(cluster.size) if ranks is None else ranks

@@ -12,7 +12,7 @@ after the other. A ring all-reduce takes 2(N-1) rounds with messages of S/N byte
     gather, scatter                  a + (N-1)/N S/B            all through the root's port
     barrier                          (log2 N) a
 
-Sizes may be NumPy arrays; times are arrays too then. The formulas assume that every rank can send
+Sizes may be NumPy arrays; then times are arrays too. The formulas assume that every rank can send
 and receive at the same time and that no two messages share a port: Thakur, Rabenseifner & Gropp
 2005, "Optimization of collective communication operations in MPICH".
 """
@@ -75,7 +75,7 @@ def tree_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
 
 
 def recursive_doubling_all_reduce_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
-    """Return (log2 N) (a + S/B), log2 N rounded down; plus 2 (a + S/B) if N is no power of two."""
+    """Return (log2 N) (a + S/B), log2 N rounded down; plus 2 (a + S/B) unless N = 2, 4, 8, ..."""
     rounds = check_count("ranks", ranks).bit_length() - 1
     return (rounds + _beyond_power_of_two(ranks)) * link.seconds(nbytes)
 
@@ -134,7 +134,7 @@ def all_to_all_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
 def broadcast_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
     """Return the seconds along a chain: (N-1) a + S/B; 0 for one rank.
 
-    It is the limit of many small pieces, whose latencies overlap.
+    This is the limit of many small pieces, whose latencies overlap.
     """
     hops = check_count("ranks", ranks) - 1
     return hops * link.latency + min(hops, 1) * nbytes / link.bandwidth
@@ -178,7 +178,7 @@ def _rounds_of_chunks(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
 
 
 def _beyond_power_of_two(ranks: int) -> int:
-    """Return the messages for folding ranks beyond a power of two, and sending them the result."""
+    """Return the number of messages that fold extra ranks into a power of two, and answer them."""
     return 2 if ranks & (ranks - 1) else 0
 
 
@@ -198,9 +198,10 @@ _FACTORS: dict[str, Callable[[int], float]] = {  # nccl-tests, doc/PERFORMANCE.m
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Return the factor from S/t, for a time t, to the bandwidth of one link: 2(N-1)/N and so on.
+    """Return the factor that turns S/t into the bandwidth of one link, such as 2(N-1)/N.
 
-    `operation` is a name in torch.distributed. Raises: ValueError for one without a factor.
+    S is the size in bytes, t the seconds, N the number of ranks. `operation` is a name in
+    torch.distributed. Raises: ValueError for an operation without a factor.
     Source: nccl-tests, doc/PERFORMANCE.md.
     """
     if operation not in _FACTORS:
@@ -220,11 +221,12 @@ def bus_bandwidth(operation: str, nbytes: Numbers, seconds: Numbers, ranks: int)
 
 
 def fit_link(sizes_in_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """Return the link that fits measured messages best: t = a + S/B of least relative errors.
+    """Return the link, t = a + S/B, with the least relative errors for measured messages.
 
-    Errors are relative, because a least-squares fit of seconds is determined by the largest sizes
-    alone. The sum of absolute errors is minimized, not of their squares, so that a few disturbed
-    measurements change little (iteratively reweighted least squares). a and 1/B are at least 0.
+    Errors are relative, because the largest sizes alone would determine a least-squares fit of
+    seconds. The fit minimizes the sum of absolute errors, not of squared errors, so that a few
+    disturbed measurements change little (iteratively reweighted least squares). a and 1/B are at
+    least 0.
     Raises: ValueError for fewer than two different sizes, times that are not above 0, or times
     that do not grow with the size.
     """
@@ -273,7 +275,8 @@ def check_stage(stage: int) -> int:
 class Traffic:
     """The traffic of one rank in a step.
 
-    `parameter_passes` and `gradient_passes` count how often all of them pass around the ring.
+    `parameter_passes` and `gradient_passes` count how often all parameters, and all gradients,
+    pass around the ring.
     """
 
     num_params: int
@@ -296,9 +299,9 @@ class Traffic:
 
         Raises: ValueError for bytes below 0.
         """
-        each = self.parameter_passes * check_bytes("bytes_per_parameter", bytes_per_parameter)
-        each += self.gradient_passes * check_bytes("bytes_per_gradient", bytes_per_gradient)
-        return each * self.num_params * (self.world_size - 1) / self.world_size
+        total = self.parameter_passes * check_bytes("bytes_per_parameter", bytes_per_parameter)
+        total += self.gradient_passes * check_bytes("bytes_per_gradient", bytes_per_gradient)
+        return total * self.num_params * (self.world_size - 1) / self.world_size
 
 
 def zero_traffic(
@@ -310,7 +313,7 @@ def zero_traffic(
     gradients_everywhere: bool = False,
     reshard_after_forward: bool = True,
 ) -> Traffic:
-    """Return what each rank sends in a step of k = `num_microbatches`, at ZeRO stage 0 to 3.
+    """Return what each rank sends in a step of k microbatches, at ZeRO stage 0 to 3.
 
     In one pass around the ring each rank sends (N-1)/N of all elements, half of an all-reduce
     (Rajbhandari et al. 2020, "ZeRO", section 7). Passes in one step:
@@ -323,9 +326,9 @@ def zero_traffic(
         stage 3, kept gathered       k            k        2k      gathered in forward only
 
     Stages 0 and 1 accumulate whole gradients and reduce them once; DDP does this with `no_sync`.
-    `gradients_everywhere` is stage 1 as DDP with PyTorch's `ZeroRedundancyOptimizer`: all ranks
+    `gradients_everywhere` is stage 1 as in DDP with PyTorch's `ZeroRedundancyOptimizer`: all ranks
     get all averaged gradients, and each broadcasts the parameters that it has stepped.
-    `reshard_after_forward` is that of `fully_shard`: if it is False, stage 3 keeps gathered
+    `reshard_after_forward` is the option of `fully_shard`: if it is False, stage 3 keeps gathered
     parameters until the end of backward, so all ranks hold whole parameters during that time.
     Raises: ValueError for an invalid stage or count, or an option that the stage does not have.
     """
@@ -333,9 +336,9 @@ def zero_traffic(
     k = check_count("num_microbatches", num_microbatches)
     stage = check_stage(stage)
     if gradients_everywhere and stage != 1:
-        raise ValueError(f"gradients_everywhere is for stage 1, not for stage {stage}.")
+        raise ValueError(f"gradients_everywhere is an option of ZeRO stage 1, not {stage}.")
     if not reshard_after_forward and stage != 3:
-        raise ValueError(f"reshard_after_forward=False is for stage 3, not for stage {stage}.")
+        raise ValueError(f"reshard_after_forward is an option of ZeRO stage 3, not {stage}.")
     parameters, gradients = [(0, 2), (1, 1), (1, k), (2 * k, k)][stage]
     if gradients_everywhere:
         gradients = 2

@@ -1,8 +1,8 @@
 """Floating-point formats: range, spacing and rounding.
 
-A number is sign x 1.mm x 2^e, with a spacing of 2^(e - mantissa bits). Below the lowest exponent
-it is 0.mm x 2^e: these numbers continue down to 0 with the same spacing. All non-negative numbers
-with 3 exponent bits and 2 mantissa bits:
+A normal number is sign x 1.mm x 2^e, with a spacing of 2^(e - mantissa bits). A subnormal number
+is sign x 0.mm x 2^e, with the lowest exponent e; these numbers continue down to 0 with the same
+spacing. All non-negative numbers with 3 exponent bits and 2 mantissa bits:
 
     0     .0625  .125  .1875     subnormal
     .25   .3125  .375  .4375     e = -2

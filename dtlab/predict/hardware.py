@@ -68,11 +68,12 @@ LINKS: Final[Mapping[str, Link]] = MappingProxyType(
 class Cluster:
     """Nodes of GPUs: a link `intra` between any two GPUs of a node, a link `inter` between nodes.
 
-    Every GPU has a separate port to each: its share of the node's switch, and a network adapter.
-    Ranks fill one node after the other. `slowdown` is for emulation only: it multiplies all times,
-    so that microseconds become visible.
+    Every GPU has a separate port for each kind of link: its share of the node's switch, and a
+    network adapter. Ranks fill one node after the other. `slowdown` is for emulation only: it
+    multiplies all times, so that microseconds become visible.
 
-    Raises: ValueError for counts below 1 or a slowdown that is not above 0.
+    Raises: ValueError for counts below 1, links that are not a `Link`, or a slowdown that is not
+    above 0.
     """
 
     nodes: int = 1
@@ -184,8 +185,8 @@ def card_from(properties: Any) -> Card:
 
     `memory` is `total_memory`, a little less than the driver reports. For a GPU in `CARDS`, found
     by its name and roughly by its memory, the other figures are known too. A part of a GPU (MIG)
-    or a PCIe board counts as another GPU. For those the memory bandwidth is computed from clock
-    and bus width: two transfers per cycle.
+    or a PCIe board counts as a GPU that is not in `CARDS`. For such GPUs only the memory bandwidth
+    is computed, from clock and bus width: two transfers per cycle.
     Raises: ValueError for an object without a name and a total memory.
     """
     name, memory = (getattr(properties, each, None) for each in ("name", "total_memory"))

@@ -58,9 +58,8 @@ class PrecisionPolicy:
 
     `master` is an fp32 copy of 16-bit weights that the optimizer steps, so it counts as optimizer
     state; `moments` are Adam's two moments. `accumulation` is a buffer that accumulates 16-bit
-    gradients in fp32. It counts as gradients: every microbatch adds to all of it, so a rank may
-    keep only a shard once each microbatch's gradients are reduced to their owners, which is
-    stage 2.
+    gradients in fp32. This buffer counts as gradients, because it can be sharded only if each
+    microbatch's gradients are reduced to their owners, as at ZeRO stage 2.
 
     Raises: ValueError for bytes below 0, or weights of 0 bytes.
     """
@@ -177,7 +176,7 @@ def smallest_world_size(
 ) -> int | None:
     """Return the fewest ranks on which model states and `activation_bytes` fit in the budget.
 
-    A budget that is exactly full fits. Returns None if no number of ranks is enough: the states
+    They may fill the budget exactly. Returns None if no number of ranks is enough: then the states
     that are not sharded, `floor_bytes`, and the activations leave no space for shards.
     Raises: ValueError as `model_states` does, and for a budget or activations below 0.
     """

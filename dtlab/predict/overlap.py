@@ -5,9 +5,9 @@
     bucket 1                      ready :|-- all-reduce --|
                                                       :...: exposed
 
-A bucket is closed once it has enough bytes. It is ready with the last of its gradients; its
-all-reduce starts then, or when the previous one ends: S. Li et al. 2020, "PyTorch Distributed:
-Experiences on Accelerating Data Parallel Training", section 3.2.
+A bucket is closed once it has enough bytes. It is ready when backward has computed its last
+gradient; its all-reduce starts then, or when the previous all-reduce ends: S. Li et al. 2020,
+"PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Gradient(NamedTuple):
 class BucketTime(NamedTuple):
     """Bytes of a bucket, and its times in seconds from the start of backward.
 
-    It is `ready` with its last gradient; its all-reduce runs from `start` to `end`.
+    `ready` is the time of its last gradient; its all-reduce runs from `start` to `end`.
     """
 
     nbytes: float
@@ -51,8 +51,8 @@ def bucket_times(
     """Return the times of the buckets of one backward pass, on a ring of `ranks`.
 
     `gradients` are in the order in which backward computes them: the last layer's first. A bucket
-    is closed once it has `bucket_bytes`, or `first_bucket_bytes` if it is the first. Communication
-    is assumed not to slow backward down.
+    is closed once it has `bucket_bytes`, or `first_bucket_bytes` if it is the first. The times
+    assume that communication does not slow backward down.
     Raises: ValueError for a bucket size that is not above 0, or gradients with values below 0.
     """
     limit = bucket_bytes if first_bucket_bytes is None else first_bucket_bytes

@@ -117,8 +117,8 @@ class Estimate:
     """The memory and the step time of a plan.
 
     `memory` has the bytes on the fullest GPU by purpose, `seconds` the step time by cause.
-    `reason` says why the plan cannot run; it is empty if it can. An illegal plan has neither bytes
-    nor seconds.
+    `reason` says why the plan cannot run; it is empty if the plan can run. An illegal plan has
+    neither bytes nor seconds.
     """
 
     plan: Plan
@@ -149,7 +149,7 @@ class Estimate:
         return self.flops_per_gpu * self.problem.efficiency / self.problem.flops_per_second
 
     def words(self) -> list[str]:
-        """Return a sentence on each cost above 1 % of the step, and on what would reduce it."""
+        """Return sentences on each cost above 1 % of the step, and on what would reduce it."""
         return list(_explained(self))
 
     def __str__(self) -> str:
@@ -187,15 +187,15 @@ def _evaluate(problem: Problem, plan: Plan) -> Estimate:
     memory = _memory(problem, plan)
     needed = sum(memory.values())
     if needed > problem.memory:
-        reason = f"needs {in_gb(needed)} per GPU, and there are {in_gb(problem.memory)}"
+        reason = f"needs {in_gb(needed)} per GPU, but each GPU has {in_gb(problem.memory)}"
     return Estimate(plan, reason, memory, _seconds(problem, plan), problem)
 
 
 def _illegal(problem: Problem, plan: Plan) -> str:
-    """Why this plan cannot run, even with unlimited memory; empty if it can."""
+    """Return why this plan cannot run, even with unlimited memory; empty if it can run."""
     model, length = problem.model, problem.model.sequence_length
     if plan.gpus != problem.cluster.size:
-        return f"takes {plan.gpus} GPUs, and there are {problem.cluster.size}"
+        return f"the plan uses {plan.gpus} GPUs, but the cluster has {problem.cluster.size}"
     if model.num_heads % plan.tensor:
         return f"{plan.tensor} tensor ranks do not divide {model.num_heads} heads"
     if model.keys % plan.tensor:
@@ -205,7 +205,7 @@ def _illegal(problem: Problem, plan: Plan) -> str:
     if plan.context > 1 and length % (2 * plan.context):
         return f"2 x {plan.context} context ranks do not divide {length} tokens"
     if plan.pipeline > model.num_layers:
-        return f"{plan.pipeline} pipeline stages for {model.num_layers} layers"
+        return f"{plan.pipeline} pipeline stages cannot share {model.num_layers} layers"
     if problem.batch % plan.data:
         return f"{plan.data} data ranks do not divide a batch of {problem.batch}"
     share = problem.batch // plan.data
@@ -224,14 +224,14 @@ def _illegal(problem: Problem, plan: Plan) -> str:
     if (plan.schedule == "interleaved") != (plan.chunks > 1):
         return "chunks belong to the interleaved schedule"
     if plan.pipeline * plan.chunks > model.num_layers:
-        return f"{plan.pipeline} x {plan.chunks} chunks for {model.num_layers} layers"
+        return f"{plan.pipeline} x {plan.chunks} chunks cannot share {model.num_layers} layers"
     if plan.chunks > 1 and share // plan.microbatch % plan.pipeline:
         return f"interleaved microbatches come in groups of {plan.pipeline}"
     return ""
 
 
 def _layers(problem: Problem, plan: Plan) -> tuple[int, int, int]:
-    """The numbers of layers in a chunk, on the first pipeline stage, and on the last one."""
+    """Return the numbers of layers in a chunk, on the first and on the last pipeline stage."""
     chunk = math.ceil(problem.model.num_layers / (plan.pipeline * plan.chunks))
     stage = chunk * plan.chunks
     spare = plan.pipeline * stage - problem.model.num_layers
@@ -239,7 +239,7 @@ def _layers(problem: Problem, plan: Plan) -> tuple[int, int, int]:
 
 
 def _memory(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Bytes by purpose on the fullest GPU, which is on the first or the last pipeline stage."""
+    """Return the bytes on the fullest GPU, of the first or the last pipeline stage, by purpose."""
     model, (t, p) = problem.model, (plan.tensor, plan.pipeline)
     chunk, first, last = _layers(problem, plan)
     microbatches = problem.batch // (plan.data * plan.microbatch)
@@ -280,7 +280,7 @@ def _memory(problem: Problem, plan: Plan) -> dict[str, float]:
 
 
 def _activations(problem: Problem, plan: Plan, recompute: Recompute) -> float:
-    """Bytes of activations that one layer saves for one microbatch on one GPU."""
+    """Return the bytes of activations that one layer saves for one microbatch on one GPU."""
     model = problem.model
     return activation_bytes(
         model.sequence_length // plan.context, plan.microbatch, model.hidden_size,
@@ -290,7 +290,7 @@ def _activations(problem: Problem, plan: Plan, recompute: Recompute) -> float:
 
 
 def _links(problem: Problem, plan: Plan) -> dict[str, Link]:
-    """The link that each axis uses: `intra` if each group of the axis lies in one node."""
+    """Return the link that each axis uses: `intra` if each group of the axis lies in one node."""
     links, ranks = {}, 1
     for axis in ("tensor", "context", "pipeline", "data"):
         ranks *= getattr(plan, axis)
@@ -302,7 +302,7 @@ def _links(problem: Problem, plan: Plan) -> dict[str, Link]:
 
 
 def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
-    """Seconds of one step, by cause. Of communication only the exposed part counts."""
+    """Return the seconds of one step, by cause. Of communication only the exposed part counts."""
     model, policy, links = problem.model, problem.policy, _links(problem, plan)
     t, c, p, n = plan.tensor, plan.context, plan.pipeline, plan.data * plan.context
     _, first, last = _layers(problem, plan)
@@ -389,7 +389,7 @@ class Search:
     _order: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
-        """The number of plans that can run."""
+        """Return the number of plans that can run."""
         return len(self._order)
 
     def best(self, count: int = 10) -> list[Estimate]:
@@ -398,11 +398,11 @@ class Search:
 
     def rank_of(self, plan: Plan) -> int | None:
         """Return how many plans are faster; None for a plan that cannot run."""
-        found = _evaluate(self.problem, plan)
-        if found.reason:
+        estimate = _evaluate(self.problem, plan)
+        if estimate.reason:
             return None
         seconds = self._columns["seconds"][self._order]
-        return int(np.searchsorted(seconds, found.step_seconds * (1 - 1e-9)))
+        return int(np.searchsorted(seconds, estimate.step_seconds * (1 - 1e-9)))
 
     def why_not(self, plan: Plan) -> str:
         """Return why a plan cannot run; empty if it can."""
@@ -411,7 +411,7 @@ class Search:
     def points(self) -> tuple[_Floats, _Floats, npt.NDArray[np.bool_]]:
         """Return arrays with an entry per plan: bytes, step seconds, whether it fits in memory.
 
-        They cover all plans that satisfy every constraint other than memory.
+        The arrays have all plans that satisfy every constraint other than memory.
         """
         columns = self._columns
         return columns["bytes"], columns["seconds"], columns["bytes"] <= self.problem.memory
@@ -489,14 +489,17 @@ def _problem(
 ) -> Problem:
     if isinstance(card, str):
         if card not in CARDS:
-            raise ValueError(f"card is one of {', '.join(CARDS)}, or a Card, not {card!r}.")
+            raise ValueError(f"card must be one of {', '.join(CARDS)}, or a Card, not {card!r}.")
         card = CARDS[card]
     if card.bf16_flops is None:
         raise ValueError(
-            f"the bf16 FLOP/s of {card.name} are not known: give a Card that has them."
+            f"the bf16 FLOP/s of {card.name} are not known. Pass a Card that has them."
         )
     if not (is_number(efficiency) and 0 < efficiency <= 1):
-        raise ValueError(f"efficiency is a part of the card's peak, 0 to 1, not {efficiency!r}.")
+        raise ValueError(
+            "efficiency must be a fraction of the card's peak, above 0 and at most 1, not "
+            f"{efficiency!r}."
+        )
     budget = _FOR_TENSORS * card.memory if memory is None else check_bytes("memory", memory)
     return Problem(
         model, cluster, check_count("batch", batch), card, budget, efficiency,
@@ -510,7 +513,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _meshes(problem: Problem, rejected: Counter[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the sizes of the four axes for which a plan may be legal; count the others."""
+    """Yield the sizes of the four axes for which a plan may be legal; count the other meshes."""
     gpus, model = problem.cluster.size, problem.model
     for tensor in _divisors(gpus):
         for context in _divisors(gpus // tensor):
@@ -552,7 +555,7 @@ def _rows(
 def _legal_rows(
     problem: Problem, columns: dict[str, npt.NDArray[Any]], rejected: Counter[str]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the rows that are legal, whatever memory they need; count the others."""
+    """Return the rows that are legal, whatever memory they need; count the illegal rows."""
     model = problem.model
     share = problem.batch // np.maximum(columns["data"] * columns["microbatch"], 1)
     tokens = model.sequence_length // np.maximum(columns["context"], 1)

@@ -9,11 +9,12 @@
     bubble of="total"   (total - ideal) / total        idle share; Zero Bubble's rate
     bubble of="ideal"   (total - ideal) / ideal        Megatron-LM's (p - 1) / m
 
-An action starts when its rank is free and the action that it needs has ended; if that one runs on
-another rank, a message takes `communication` seconds more. A forward needs the forward of the
-previous stage. A backward (B or I) needs the backward of the next stage, or on the last stage its
-own forward. W needs its own I. Messages occupy no rank and do not slow each other down (Qi et al.
-2024, "Zero Bubble Pipeline Parallelism", section 3).
+An action starts when its rank is free and the action that it needs has ended; if the needed action
+runs on another rank, its message takes `communication` seconds more. A forward needs the forward
+of the previous stage. A backward (B or I) needs the backward of the next stage, or on the last
+stage the forward of the same microbatch. W needs I of the same microbatch and stage. Messages
+occupy no rank and do not slow each other down (Qi et al. 2024, "Zero Bubble Pipeline Parallelism",
+section 3).
 
 `simple_simulate` returns the start and end of each action. `simulate` also validates the schedule,
 takes costs for each stage, computes with NumPy arrays, and returns a trace.
@@ -56,7 +57,7 @@ def simple_simulate(
     rows = as_schedule(schedule)
     home = {action: rank for rank, row in enumerate(rows) for action in row}
     if not home:
-        raise ValueError("simple_simulate: the schedule has no actions, so there is no time.")
+        raise ValueError("simple_simulate: the schedule has no actions. Pass at least one.")
     last = max(action.stage for action in home)
     end: dict[Action, float] = {}
     times: list[list[tuple[float, float]]] = [[] for _ in rows]
@@ -121,9 +122,9 @@ def simulate(schedule: Iterable[Row], costs: Costs) -> Trace:
     """Return a schedule's trace: spans as `run_schedule` records them, and messages.
 
     Messages that take time are events "send" and "recv", from the end of the sending action to the
-    arrival. A rank is blocked in "recv" during those parts of it in which it does not compute.
-    Raises: ScheduleError, with every fault, for an invalid schedule; ValueError for costs that do
-    not match it.
+    arrival. A rank is blocked in "recv" during those parts of the event in which it does not
+    compute. Raises: ScheduleError, with every fault, for an invalid schedule; ValueError for costs
+    that do not match the schedule.
     """
     rows = as_schedule(schedule)
     actions = tabulate(rows)
@@ -200,8 +201,8 @@ def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
     The trace may come from `simulate` or from `run_schedule`. The total is the time of the longest
     rank, from its first start to its last end. The ideal is a rank's compute time, averaged over
     all ranks. The bubble is (total - ideal) / total, or (total - ideal) / ideal.
-    Raises: ValueError for a trace without forward and backward, one in which they take no time, or
-    an unknown `of`.
+    Raises: ValueError for a trace without spans of forward or backward, for spans that all take no
+    time, or for an unknown `of`.
     """
     if of not in ("total", "ideal"):
         raise ValueError(f'bubble: of must be "total" or "ideal", not {of!r}.')
@@ -239,14 +240,14 @@ def _most_held(row: Sequence[Action]) -> int:
 # A schedule as columns of numbers, and its times: in each round all ranks advance by one action --
 #
 # round   0   1   2   3 ...        in each round, every rank whose next action has its dependency
-# rank 0  0F0 0F1 0F2 .            runs it, in its own time; ranks are one NumPy vector
+# rank 0  0F0 0F1 0F2 .            runs that action; the ranks are one NumPy vector
 # rank 1  .   1F0 1F1 1B0
 
 _F, _B, _I, _W = range(4)
 
 
 class Times(NamedTuple):
-    """Times of each action in seconds; `delay` is the time of the message that it waited for."""
+    """Times of each action in seconds; `delay` is the time of the message that it needs."""
 
     start: Floats
     end: Floats
@@ -267,7 +268,7 @@ class Actions:
 
     def run(self, costs: Floats) -> Times | None:
         """Return the times with these costs [F, B, I, W, communication] x stage; None if stuck."""
-        # In the padded arrays each row has one entry more, after its last action: it never ends.
+        # In the padded arrays each row has one entry more, after its last action, that never ends.
         padded_index = np.arange(len(self.rank)) + self.rank
         padded = len(self.rank) + len(self.lengths)
         never, nothing = padded, padded + 1
@@ -295,7 +296,7 @@ class Actions:
         return Times(begun, end[padded_index], delay)
 
     def _before(self, end: Floats) -> Floats:
-        """Return when the previous action on the same rank ended; 0 for the first action."""
+        """Return the end of the previous action on the same rank; 0 for the first action."""
         before = np.roll(end, 1)
         before[(np.cumsum(self.lengths) - self.lengths)[self.lengths > 0]] = 0.0
         return before
@@ -335,9 +336,9 @@ def _column(rows: Sequence[Sequence[Action]], number: int) -> Ints:
 
 def _complete(place: Ints, count: int) -> bool:
     """Return whether each stage has each microbatch once: F, and either B or both I and W."""
-    there = place >= 0
-    halves = (there[_I] == there[_W]).all() and (there[_B] != there[_I]).all()
-    return bool(there[_F].all() and halves and there.sum() == count)
+    exists = place >= 0
+    halves = (exists[_I] == exists[_W]).all() and (exists[_B] != exists[_I]).all()
+    return bool(exists[_F].all() and halves and exists.sum() == count)
 
 
 def _one_rank(stage: Ints, rank: Ints, num_stages: int) -> bool:

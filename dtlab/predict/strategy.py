@@ -3,7 +3,7 @@
 print(choose(40e9, 80e9, activation_bytes=2e9, num_gpus=16))
 
 The tree itself is data, in `decision.py`. It never recommends a strategy that does not fit in a
-card's budget; if a whole replica fits, it shards nothing.
+card's budget. If a whole replica fits, the recommended strategy shards nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Choice:
     """A strategy, the path to it through the tree, and what to try first.
 
     `facts` are the numbers that the tree compares. `bytes_per_gpu` is what each GPU then holds, or
-    None if nothing fits. `gpus_to_fit` is the fewest GPUs on which ZeRO stage 3 would fit, or None
+    None if no strategy fits. `gpus_to_fit` is the fewest GPUs on which ZeRO stage 3 fits, or None
     if no number fits. `efficiency` is the parallel efficiency that the deadline requires of the
     available GPUs, or None without a deadline.
     """
@@ -60,7 +60,7 @@ class Choice:
 
     @property
     def bytes_per_gpu(self) -> float | None:
-        """Bytes that each GPU holds."""
+        """Bytes that each GPU holds, or None if no strategy fits."""
         return None if self.leaf.needs is None else self.facts[self.leaf.needs]
 
     @property
@@ -103,9 +103,9 @@ def choose(
     for the smallest useful microbatch, of `microbatch_size` samples. `hours` is the time of the
     job on one GPU. If a replica fits, `hours` is compared with `deadline_hours`, or a day; unknown
     hours count as fast enough. `num_blocks` equal blocks may be recomputed. A block has
-    `block_params`; stage 3 gathers two blocks at a time, and computes whole gradients of one.
-    `tokens_per_gpu` in each step and the `card` determine whether compute hides the traffic of
-    stage 3. Raises: ValueError for invalid numbers.
+    `block_params`; ZeRO stage 3 gathers two blocks at a time, and computes whole gradients of one
+    block. `tokens_per_gpu` in each step and the `card` determine whether compute hides the traffic
+    of ZeRO stage 3. Raises: ValueError for invalid numbers.
     """
     scheme, params = precision_policy(policy), check_whole("num_params", num_params)
     for name, value in (("budget_bytes", budget_bytes), ("activation_bytes", activation_bytes)):
@@ -165,11 +165,11 @@ def _time_facts(hours: float | None, deadline_hours: float | None) -> dict[str, 
 def _token_facts(
     tokens_per_gpu: float | None, card: Card | None, policy: PrecisionPolicy, ranks: int, node: int
 ) -> dict[str, float]:
-    """Return the tokens whose compute takes as long as stage 3's traffic on its slowest link.
+    """Return the tokens that take as long as the traffic of ZeRO stage 3 on its slowest link.
 
-    A token takes 6 Psi operations. The traffic is two passes of parameters and one of gradients.
-    So the result does not depend on Psi. It assumes the card's peak; at half of it, half as many
-    tokens are enough.
+    With Psi parameters a token takes 6 Psi operations. The traffic is two passes of parameters and
+    one of gradients. So the result does not depend on Psi. It assumes that kernels reach the
+    card's peak; at half the peak, half as many tokens are enough.
     """
     if tokens_per_gpu is not None and not (is_number(tokens_per_gpu) and tokens_per_gpu > 0):
         raise ValueError(
@@ -191,7 +191,7 @@ _PERCENT_FOR_TENSORS = 90  # of a card; context, buffers and gaps between blocks
 
 @dataclass(frozen=True)
 class Cheaper:
-    """A measure; `brings` is an upper bound in bytes. `enough`: whether it alone may suffice."""
+    """A measure that saves memory: at most `brings` bytes. `enough`: whether that may suffice."""
 
     name: str
     how: str
@@ -199,7 +199,7 @@ class Cheaper:
     enough: bool
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.how} Brings up to {in_gb(self.brings)}" + (
+        return f"{self.name}: {self.how} Gain: up to {in_gb(self.brings)}" + (
             ", which may be enough." if self.enough else "."
         )
 
@@ -231,7 +231,7 @@ def _smaller_activations(
 ) -> Iterator[tuple[str, str, float]]:
     yield (
         "gradient accumulation",
-        "Microbatches of one sample, until they make up the batch.",
+        "Process microbatches of one sample, and add up their gradients over the batch.",
         activation_bytes * (1 - 1 / microbatch_size),
     )
     # Chen et al. 2016: save every sqrt(L)-th of L blocks, recompute sqrt(L) at a time.
@@ -255,13 +255,13 @@ def _smaller_states(
     )
     yield (  # Hu et al. 2021
         "LoRA",
-        "To fine-tune a trained model: weights are frozen, and "
-        f"{_LORA_PERCENT} % as many are trained.",
+        "If you fine-tune a trained model, freeze its weights and train "
+        f"{_LORA_PERCENT} % as many new ones.",
         (policy.total * (1 - _LORA_PERCENT / 100) - policy.weights) * num_params,
     )
     yield (  # Ren et al. 2021, ZeRO-Offload
         "offload",
-        "The optimizer state is in host memory, and the host computes the step.",
+        "Keep the optimizer state in host memory, and compute the step on the host.",
         (policy.master + policy.moments) * num_params,
     )
 
@@ -271,5 +271,5 @@ def _bigger_card(replica: float, budget_bytes: float) -> tuple[str, str, float]:
     usable = {card: card.memory * _PERCENT_FOR_TENSORS / 100 for card in CARDS.values()}
     cards = sorted(usable, key=lambda card: card.memory)
     card = next((card for card in cards if usable[card] >= replica), cards[-1])
-    how = f"{card}, of which {_PERCENT_FOR_TENSORS} % count as free for tensors."
+    how = f"Use {card}, of which {_PERCENT_FOR_TENSORS} % count as free for tensors."
     return "a bigger card", how, usable[card] - budget_bytes

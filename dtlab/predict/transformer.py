@@ -1,4 +1,4 @@
-"""What a transformer costs: parameters, floating-point operations, and kept activations.
+"""The costs of a transformer: parameters, floating-point operations, and saved activations.
 
     one layer                             parameters    FLOPs, forward, of Bs tokens
     Q, K, V and the output projection     4h^2 + 4h      8 Bsh^2
@@ -9,6 +9,7 @@
     token embedding = output layer             Vh        2 BshV
     position embedding                         sh
 
+B is the number of sequences, s their length in tokens, h the hidden size, V the vocabulary size.
 Backward takes twice the operations of forward. A multiplication and an addition are two
 operations; attention is counted without the causal mask. Narayanan et al. 2021, "Efficient
 Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", equations (2) and (3).
@@ -35,7 +36,7 @@ __all__ = [
 def gpt_parameters(
     num_layers: int, hidden_size: int, vocab_size: int, sequence_length: int
 ) -> int:
-    """Return the parameters of a GPT: 12lh^2 (1 + 13/(12h) + (V + s)/(12lh)).
+    """Return the parameters of a GPT of L layers: 12Lh^2 (1 + 13/(12h) + (V + s)/(12Lh)).
 
     The norm before the output layer has 2h more, which the equation omits.
     Narayanan et al. 2021, equation (2).
@@ -55,7 +56,7 @@ def gpt_flops(
     batch_size: int,
     recompute: Literal["none", "selective", "selective_as_printed", "full"] = "none",
 ) -> int:
-    """Return the floating-point operations of a step on `batch_size` sequences.
+    """Return the floating-point operations of a step on `batch_size` sequences, with L layers.
 
     none                   72BLsh^2 (1 + s/(6h) + V/(12hL))    the model's own operations
     selective              72BLsh^2 (1 + 2s/(9h) + V/(12hL))   recompute attention's matrices
@@ -112,8 +113,8 @@ class Transformer:
             check_count(name, getattr(self, name))
         if self.hidden_size % self.num_heads or self.num_heads % self.keys:
             raise ValueError(
-                f"num_heads divides hidden_size, and kv_heads divides num_heads; got "
-                f"{self.hidden_size}, {self.num_heads} and {self.keys}."
+                f"num_heads={self.num_heads} must divide hidden_size={self.hidden_size}, and "
+                f"kv_heads={self.keys} must divide num_heads."
             )
 
     @property
@@ -169,7 +170,7 @@ class Transformer:
         return 2 * self.embedding_params
 
     def step_flops(self, batch: int) -> float:
-        """FLOPs of one step on `batch` sequences, without recomputation: three forward passes."""
+        """Return the FLOPs of a step without recomputation: three times those of forward."""
         tokens = batch * self.sequence_length
         return 3 * tokens * (self.num_layers * self.layer_flops + self.head_flops)
 
@@ -210,12 +211,13 @@ def activation_bytes(
     """Return the bytes that one transformer layer saves for one microbatch's backward, per rank.
 
     Without recomputation: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/(ht)); with
-    sequence parallelism all of it is divided by t. "selective" recomputes the attention matrices
-    and so drops the term with a, and so does `fused_attention`, which never stores them. "full"
-    saves 2sbh, the layer's input, whole on every rank. Without dropout 34 and 5 become 32 and 2.
-    Table 2 of Korthikanti et al. 2022.
-    Raises: ValueError for counts below 1, heads that do not divide the hidden size, tensor ranks
-    that do not divide the heads or, with sequence parallelism, the sequence.
+    sequence parallelism all of it is divided by t. "selective" recomputes the attention matrices,
+    and `fused_attention` never stores them; both drop the term with a. "full" saves 2sbh, the
+    layer's input, whole on every rank. Without dropout 34 and 5 become 32 and 2. Table 2 of
+    Korthikanti et al. 2022; the symbols are explained above.
+    Raises: ValueError for counts below 1, an unknown `recompute`, heads that do not divide the
+    hidden size, tensor ranks that do not divide the heads or, with sequence parallelism, the
+    sequence.
     """
     pieces = activation_pieces(
         sequence_length, microbatch_size, hidden_size, num_heads, tensor_parallel,
@@ -277,10 +279,10 @@ def first_stage_activation_bytes(
 ) -> float:
     """Return the bytes that the first of `num_stages` pipeline stages saves under 1F1B.
 
-    `layer_bytes` is for one layer and one microbatch. The first stage has L/p layers and p
-    microbatches in flight: the bytes of L layers, for any p. With m = `num_chunks` > 1 parts of
-    the model on each stage (interleaved), multiply by 1 + (p-1)/(pm). The formula does not hold
-    with fewer microbatches than that, and excludes embedding and output layer.
+    `layer_bytes` is for one layer and one microbatch. The first of p stages has L/p of L layers
+    and p microbatches in flight: the bytes of L layers, for any p. With m = `num_chunks` > 1 parts
+    of the model on each stage (interleaved), multiply by 1 + (p-1)/(pm). The formula does not hold
+    for a step with fewer microbatches, and excludes embedding and output layer.
     Korthikanti et al. 2022, section 4.2.3.
     Raises: ValueError for counts below 1, or layers that cannot be divided into these chunks.
     """

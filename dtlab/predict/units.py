@@ -33,7 +33,7 @@ def check_count(name: str, value: int) -> int:
 
 
 def check_whole(name: str, value: float) -> int:
-    """As `check_count`, but `value` may be written as 7e9. Raises: ValueError otherwise."""
+    """Return `value`, such as 7e9, if it is whole and above 0. Raises: ValueError otherwise."""
     if not is_number(value) or value < 1 or not float(value).is_integer():
         raise ValueError(f"{name} must be a whole number above 0, such as 7e9, not {value!r}.")
     return int(value)
@@ -74,7 +74,7 @@ def in_gib(nbytes: float) -> str:
 
 
 def four_digits(value: float) -> str:
-    """Format with four digits, or all digits before the point, never with an exponent."""
+    """Format a number with four digits, or all digits before the point, without an exponent."""
     if abs(value) >= 1000 and math.isfinite(value):
         return f"{value:,.0f}"
     if 0 < abs(value) < 1e-3:

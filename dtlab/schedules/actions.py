@@ -4,7 +4,7 @@ An action is what a rank does with one microbatch on one stage:
 
     F   forward               needs the output of the previous stage
     B   whole backward        needs the input gradient of the next stage
-    I   input gradient        needs the same
+    I   input gradient        needs the input gradient of the next stage
     W   weight gradient       needs the I of the same stage
 
 B is I and W together. The letters are PyTorch's; the Zero Bubble paper calls our I "B".
@@ -69,7 +69,7 @@ class Schedule(list[list[Action]]):
 def as_schedule(rows: Iterable[Row]) -> Schedule:
     """Convert text ("2F0") and tuples in `rows` to actions; `rows` itself is not changed.
 
-    Raises ValueError if `rows` is not one list of actions for each rank.
+    Raises: ValueError if `rows` is not one list of actions for each rank.
     """
     if isinstance(rows, Schedule):
         return rows
@@ -100,10 +100,10 @@ def _as_action(written: Any) -> Action:
 
 
 def needs(action: Action, last_stage: int) -> Action | None:
-    """Return the action that must run first, with B in place of I, or None.
+    """Return the action that this one depends on, or None; an I is returned as B.
 
-    B and I both compute the input gradient, so the name B covers both. Only on the last stage is a
-    stage's forward the dependency of its backward; on other stages it follows from the order.
+    B and I both compute the input gradient, so the name B covers both. A backward depends directly
+    on a forward only on the last stage; on other stages it depends on the next stage's backward.
     """
     stage, kind, microbatch = action
     if kind == "F":
@@ -150,9 +150,9 @@ def clock(
 ) -> Clock:
     """Run a schedule as if every action took one slot, and messages took no time.
 
-    Each rank runs its actions in order, each as soon as its dependency ran in an earlier slot. If
-    ranks wait for each other in a cycle, the cycle is recorded and its ranks proceed. Actions at
-    `granted`, as (rank, index), do not wait. No action waits for one that no rank has.
+    Each rank runs its actions in order, each action as soon as its dependency ran in an earlier
+    slot. If ranks wait for each other in a cycle, the cycle is recorded and its ranks proceed.
+    Actions at `granted`, as (rank, index), do not wait. A dependency that no rank has is ignored.
     """
     return _Run(schedule, granted).finish()
 

@@ -4,16 +4,16 @@
 inputs) and W (gradients of weights). p is the number of ranks. Rank r has stage r; with chunks it
 has stages r, r + p, r + 2p, ... A microbatch is counted once for all chunks of a rank.
 
-                 idle time of each rank               microbatches held at once
-    naive        while another rank computes          1
-    GPipe        p - 1 forwards and p - 1 backwards   all
-    1F1B         as GPipe                             at most p
-    interleaved  1F1B's, divided by chunks            a little more than 1F1B
-    ZB-H1        a third of 1F1B's, if F = I = W      p
-    ZB-H2        only at begin and end, if F = I = W  2p - 1
+                 idle time of each rank                 microbatches held at once
+    naive        while another rank computes            1
+    GPipe        p - 1 forwards and p - 1 backwards     all
+    1F1B         as GPipe                               at most p
+    interleaved  1F1B's, divided by chunks              a little more than 1F1B
+    ZB-H1        a third of 1F1B's, if F = I = W        p
+    ZB-H2        only at start and end, if F = I = W    2p - 1
 
-naive, GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019 and 2021), interleaved (Narayanan et
-al. 2021, section 2.2), zero bubble (Qi et al. 2024, section 3).
+Sources: Huang et al. 2019 (GPipe), Narayanan et al. 2019 and 2021 (1F1B), Narayanan et al. 2021,
+section 2.2 (interleaved), Qi et al. 2024, section 3 (zero bubble: ZB-H1 and ZB-H2).
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
 
     Microbatches run in rounds, and each round runs through all chunks of a rank before the next
     round begins. Megatron-LM requires rounds of exactly `num_ranks` microbatches. Here a round has
-    at least that many, if there are that many. Sizes differ by at most 1, larger rounds first.
+    at least `num_ranks` microbatches, or all if there are fewer. The sizes of rounds differ by at
+    most 1, and larger rounds come first.
     """
     _check(num_ranks, num_microbatches, num_chunks)
     num_rounds = max(1, num_microbatches // num_ranks)
@@ -121,7 +122,8 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
         backward = [a for group in rounds for s in stages[::-1] for a in _actions(s, "B", group)]
         # A rank warms up with a round through all chunks but its last. Then it runs as many more
         # forwards as there are steps to the last rank and back, so that it need not wait for the
-        # first gradient. With one chunk, as 1F1B, it does wait, and holds fewer activations.
+        # first gradient. With one chunk the schedule is 1F1B: the rank waits for the first
+        # gradient, and holds fewer activations.
         later_ranks = num_ranks - 1 - rank
         warm_up = later_ranks if num_chunks == 1 else 2 * later_ranks + (num_chunks - 1) * sizes[0]
         schedule.append(_in_turns(forward, backward, warm_up))
@@ -129,7 +131,7 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
 
 
 def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
-    """Return 1F1B with weight gradients moved to where a rank would wait; memory as 1F1B.
+    """Return 1F1B with weight gradients in slots in which ranks would wait; needs no more memory.
 
             0   1   2   3   4   5   6   7   8   9  10  11  12
     rank 0 0F0 0F1     0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3
@@ -139,7 +141,7 @@ def zb_h1(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def zb_h2(num_stages: int, num_microbatches: int) -> Schedule:
-    """Return a schedule with almost no bubble: more forwards first, W later, twice the memory.
+    """Return a schedule with almost no bubble: more forwards first, W later, twice 1F1B's memory.
 
             0   1   2   3   4   5   6   7   8   9  10  11  12
     rank 0 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
@@ -156,8 +158,8 @@ def _zero_bubble(
 ) -> Schedule:
     """Build a schedule of F, I and W.
 
-    `of_rank` returns the number of forwards before the first I, and the lag of W: the number of
-    I's by which a W follows its own I.
+    `of_rank` returns the number of forwards before F and I alternate, and the lag of W: the W of
+    microbatch k runs after the I of microbatch k + lag.
     """
     _check(num_stages, num_microbatches)
     schedule = Schedule()

@@ -19,7 +19,7 @@ class Fault(NamedTuple):
 
     Kinds: "unknown": not an action of this pipeline. "placement": a stage on several ranks.
     "missing": no rank runs an action. "doubled": an action runs twice. "order": an action precedes
-    one of the same rank that it needs. "wait": ranks wait for each other in a cycle.
+    an action of the same rank that it needs. "wait": ranks wait for each other in a cycle.
     """
 
     kind: Literal["unknown", "placement", "missing", "doubled", "order", "wait"]
@@ -28,7 +28,7 @@ class Fault(NamedTuple):
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot run; `faults` lists all reasons, the message marks them."""
+    """A schedule that cannot run; `faults` lists all reasons, and the message marks them."""
 
     def __init__(self, schedule: Schedule, faults: list[Fault]) -> None:
         self.schedule, self.faults = schedule, faults
@@ -61,7 +61,10 @@ def validate(
 def find_faults(
     schedule: Iterable[Row], num_stages: int | None = None, num_microbatches: int | None = None
 ) -> list[Fault]:
-    """Return all faults of a schedule, without their consequences; see `validate`."""
+    """Return all faults of a schedule, without their consequences; see `validate`.
+
+    Raises: ValueError if `schedule` is not one list of actions for each rank.
+    """
     rows = as_schedule(schedule)
     known: dict[Action, list[Place]] = defaultdict(list)
     faults: list[Fault] = []
@@ -111,7 +114,7 @@ def _several_ranks(known: dict[Action, list[Place]]) -> Iterator[Fault]:
 
 
 def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) -> Iterator[Fault]:
-    """Find missing and repeated actions: each stage needs F once, and B or I and W once."""
+    """Find missing and repeated actions: a stage needs F once, and once B, or both I and W."""
     for action, places in known.items():
         if len(places) > 1:
             times = f"{len(places)} times"
@@ -131,7 +134,8 @@ def _not_once(known: dict[Action, list[Place]], stages: int, microbatches: int) 
                 yield Fault("missing", message)
             elif len(halves) == 1:
                 missing = second if halves[0] == first else first
-                yield Fault("missing", f"no rank does {missing}, but {halves[0]}.")
+                message = f"no rank does {missing}, but a rank does {halves[0]}."
+                yield Fault("missing", message)
 
 
 def _too_early(known: dict[Action, list[Place]]) -> Iterator[tuple[Fault, Place]]:

@@ -69,9 +69,9 @@ class Trace:
     `world_size` defaults to the largest rank mentioned plus one. `wire` gives the bytes that left
     each rank. `emulated` describes emulated links, and is empty if the links are the machine's.
     `hidden_bytes` is the number of bytes that ranks exchanged outside the counters of
-    `bytes_wire`; it is None if unknown: only the ranks of a grader have a separate network.
-    `wire_pairs[source, target]` is the part of `bytes_wire` that one rank sent to another; it is
-    None if unknown. A rank that only receives still sends a few bytes.
+    `bytes_wire`. It is known only for the ranks of a grader, which have a separate network, and
+    None otherwise. `wire_pairs[source, target]` is the part of `bytes_wire` that one rank sent to
+    another; `wire_pairs` is None if unknown. A rank that only receives still sends a few bytes.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Trace:
         wire: Sequence[int | None] | None = None,
         emulated: str = "",
     ) -> Trace:
-        """Make a trace of what ranks recorded on one machine. Failed ranks may be missing.
+        """Make a trace of the records of ranks on one machine. Failed ranks may be missing.
 
         `wire[rank]` is the number of bytes that left the rank according to the system's counters,
         or None if it is unknown.
@@ -169,8 +169,8 @@ class Trace:
     def bytes_wire(self, rank: int | None = None) -> int | list[int | None] | None:
         """Return the bytes that left a rank by the operating system's count; without rank, a list.
 
-        They include built-in collectives and the backend's headers. None if they are unavailable:
-        not on Linux, not over TCP (NCCL), or in a prediction.
+        The count includes built-in collectives and the backend's headers. It is None if there is
+        no count: on other systems than Linux, without TCP (NCCL), or in a prediction.
         """
         if rank is None:
             return list(self._wire)
@@ -179,8 +179,8 @@ class Trace:
     def peers(self, rank: int) -> set[int]:
         """Return the ranks with which a rank exchanged point-to-point messages, either way.
 
-        Built-in collectives do not count, because their messages are not recorded; `ops` tells
-        whether there were any.
+        Built-in collectives do not count, because their messages are not recorded; `ops` counts
+        these collectives.
         """
         rows = np.concatenate((self._rows(rank, SEND), self._rows(rank, RECV)))
         sets = self._columns.peer_sets
@@ -193,7 +193,7 @@ class Trace:
     def rounds(self, rank: int) -> int:
         """Return a rank's rounds of messages; one send and one receive together are one round.
 
-        That is the larger of the numbers of sends and receives: 2(N-1) for a ring all-reduce.
+        This is the larger of the numbers of sends and receives: 2(N-1) for a ring all-reduce.
         """
         return max(len(self._rows(rank, SEND)), len(self._rows(rank, RECV)))
 
@@ -222,24 +222,24 @@ class Trace:
 
         These are times in which the rank does not compute and all participants have arrived: for
         a message its sender and receiver, for a collective all members of the group. An operation
-        that matches none on the other ranks (because one failed) counts in full. Waits inside
-        C++, as in DDP's backward, are not recorded.
+        without a match on the other ranks, for example because a rank failed, counts in full.
+        Waits inside C++, as in DDP's backward, are not recorded.
         """
         return self._use(rank).exposed_comm
 
     def idle(self, rank: int) -> float:
         """Return the seconds that are neither `busy` nor `exposed_comm`.
 
-        The rank waited for a rank that had not arrived yet, or ran code outside any `span`.
-        The three times add up to `duration`.
+        The rank waited for a rank that had not arrived yet, or ran code outside any `span`. For
+        each rank `busy`, `exposed_comm` and `idle` add up to `duration`.
         """
         return self._use(rank).idle
 
     def during(self, name: str) -> Trace:
-        """Return what each rank began within its spans called `name`, without these spans.
+        """Return a trace of the events that begin inside a rank's spans called `name`.
 
-        Its times count from its own first event. Bytes on the wire are not known for a part.
-        Raises: ValueError if no rank has such a span.
+        These spans are not part of the result. Its times count from its first event. Its bytes on
+        the wire are unknown. Raises: ValueError if no rank has such a span.
         """
         spans = [event for event in self.events if event.kind == "compute" and event.name == name]
         if not spans:

@@ -25,7 +25,7 @@ class Meetings(NamedTuple):
     """How operations of different ranks match.
 
     `partner[row]` is the row of the other end of a message, or -1. `ready[row]` is the time in
-    seconds from which the operation did not wait for another rank to arrive.
+    seconds from which the operation no longer waited for another rank to arrive.
     """
 
     partner: Ints

@@ -1,7 +1,8 @@
 """Export of a trace as Chrome's trace-event JSON, which https://ui.perfetto.dev opens.
 
-There is one process per rank. It has a row for each thread that computes, and as many rows for
-communication as operations overlapped. An arrow leads from each send to its receive.
+There is one process per rank. It has a row for each thread that computes, and rows for
+communication, so that overlapping operations are in different rows. An arrow leads from each send
+to its receive.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ def _slice(event: Event, line: int) -> dict[str, Any]:
 
 def _arrow(columns: Columns, rows: list[int], send: int, recv: int) -> Iterator[dict[str, Any]]:
     sent, start, end = map(float, (columns.start[send], columns.start[recv], columns.end[recv]))
-    # The arrow ends just before the end of the receive, because it binds to the slice at its time,
-    # but after the send: viewers drop an arrow that goes backwards in time.
+    # The arrow ends just before the end of the receive, because viewers attach it to the slice at
+    # that time. It ends after the send, because viewers drop an arrow that goes backwards in time.
     received = max(end - 0.02 * (end - start), (max(sent, start) + end) / 2)
     common = {"name": "message", "cat": "message", "id": send}
     for phase, row, at in (("s", send, sent), ("f", recv, received)):

@@ -43,10 +43,10 @@ class Event:
     of the whole tensor, all shards together.
 
     `extra` of a communication has "group" (its global ranks), "group_name", "tag", "dtype",
-    "numel", "file" and "line" (your line that called it, if known), "thread" (if not the main
-    thread) and "blocked": the (start, end) pairs, in seconds, during which a thread waited for
-    it. Without "blocked", as in a prediction, the rank waits from start to end whenever it does
-    not compute. `extra` of compute has the arguments of `span`.
+    "numel", "file" and "line" (your line that called the function, if known), "thread" (if not the
+    main thread) and "blocked": the (start, end) pairs, in seconds, during which a thread waited
+    for the operation. Without "blocked", as in a prediction, the rank waits from start to end
+    whenever it does not compute. `extra` of compute has the arguments of `span`.
     """
 
     rank: int

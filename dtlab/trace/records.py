@@ -58,10 +58,10 @@ class Records:
 
     @classmethod
     def of(cls, fields: Sequence[Any], rank: int, world_size: int) -> Records:
-        """Make records from the fields in order, as a rank sent them, after checking them.
+        """Make records from the fields in order, as a rank sent them, and check them.
 
-        Raises ValueError or TypeError if they belong to another rank, or contain an index that is
-        out of range.
+        Raises: ValueError or TypeError if the fields belong to another rank, have a wrong format,
+        or contain an index that is out of range.
         """
         record = cls(*fields)
         if (record.rank, record.world_size) != (rank, world_size):

@@ -13,10 +13,10 @@ class SpanSink(Protocol):
     """The interface of the recorder, which receives the spans of this process."""
 
     def begin_span(self) -> None:
-        """Note that a span begins in this thread."""
+        """Record that a span begins in this thread."""
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
-        """Record a finished span; `start` and `end` in nanoseconds of `time.perf_counter_ns`."""
+        """Record a finished span; `start` and `end` are from `time.perf_counter_ns`."""
 
 
 _sink: SpanSink | None = None  # the registered recorder, the only module-level state
@@ -39,8 +39,8 @@ class span:
         with dtlab.span("forward", microbatch=3):
             ...
 
-    Outside a traced rank it does nothing. Spans may be nested, and used in any thread. `extra`
-    becomes the event's `extra`; values other than plain numbers or text are converted to text.
+    Outside a traced rank it does nothing. Spans may be nested, and used in any thread. The keyword
+    arguments become the event's `extra`; values other than plain numbers or text become text.
     """
 
     __slots__ = ("_extra", "_name", "_sink", "_start")

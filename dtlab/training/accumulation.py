@@ -32,9 +32,9 @@ Batch = TypeVar("Batch")
 
 
 def per_step(batches: Iterable[Batch], micro_batches: int) -> Iterator[list[Batch]]:
-    """Yield the batches of each optimizer step, `micro_batches` at a time; the last may be fewer.
+    """Yield the batches of each optimizer step, `micro_batches` of them; the last may have fewer.
 
-    Raises: ValueError for a number below 1.
+    Raises: ValueError if `micro_batches` is below 1.
     """
     if micro_batches < 1:
         raise ValueError(f"A step needs at least one microbatch, not {micro_batches}.")
@@ -64,7 +64,10 @@ def naive_accumulate(
 
 
 def num_samples(batch: Any) -> int:
-    """Return the samples in a batch: the first dim of its tensor, or of its first tensor."""
+    """Return the number of samples in a batch: the size of the first dim of its (first) tensor.
+
+    Raises: TypeError if the batch is neither a tensor nor a sequence that begins with a tensor.
+    """
     first = batch if isinstance(batch, Tensor) or not isinstance(batch, Sequence) else batch[0]
     if not isinstance(first, Tensor) or first.ndim == 0:
         raise TypeError(
@@ -87,22 +90,22 @@ def accumulate(
 
     `loss_sum(model, batch)` runs the model and returns the sum of the losses of a microbatch's
     samples (or tokens): reduction="sum". `count(batch)` returns their number. Batches may differ
-    in size, and ranks in samples and in microbatches; a rank without data passes one empty
-    batch. The result is added to gradients that are already in `.grad`.
+    in size, and ranks in their numbers of samples and microbatches; a rank without data passes one
+    empty batch. The result is added to gradients that are already in `.grad`.
 
     Data parallelism divides the sum of the ranks' gradients by the number of ranks N, whatever
-    their samples. So each loss is scaled by N / (samples on all ranks), and N cancels. To find the
-    total of samples, the ranks all-reduce two integers. If `model` has `no_sync()`, as PyTorch's
-    DistributedDataParallel has, gradients are reduced once, in the last backward pass. If it has
-    not, the caller must average the gradients over the ranks.
+    their numbers of samples. So each loss is scaled by N / (samples on all ranks), and N cancels.
+    To find the total of samples, the ranks all-reduce two integers. If `model` has `no_sync()`, as
+    PyTorch's DistributedDataParallel has, gradients are reduced once, in the last backward pass.
+    Otherwise the caller must average the gradients over the ranks.
 
     `group` has the ranks that average; by default the model's group, or else all ranks.
     `backward` is for a gradient scaler: `lambda loss: scaler.scale(loss).backward()`. Do not use
     this with PyTorch's `Join`: a rank that has finished does not take part in the count.
 
     Returns the mean loss of this rank's samples; `.over_ranks()` returns the mean of all ranks.
-    Raises: ValueError on every rank if one has no microbatch, or if no rank has a sample;
-    ValueError if `loss_sum` returns more than one number.
+    Raises: ValueError on every rank if any rank has no microbatch, or if no rank has a sample;
+    ValueError if `loss_sum` does not return one number.
     """
     counts = [int(count(batch)) for batch in micro_batches]
     samples, num_ranks = _samples_everywhere(counts, group or _group_of(model))
@@ -127,14 +130,14 @@ def _samples_everywhere(counts: list[int], group: ProcessGroup | None) -> tuple[
     numbers, num_ranks = torch.tensor([sum(counts), int(not counts)]), 1
     if dist.is_initialized():
         # The other ranks would wait forever for the gradients of a rank without a microbatch. So
-        # all ranks learn of it here, and all raise.
+        # all ranks check the sums, and all raise.
         numbers, num_ranks = numbers.to(device_of(group)), dist.get_world_size(group)
         dist.all_reduce(numbers, group=group)
     samples, without = numbers.tolist()
     if without:
         raise ValueError(
             f"{without} of {num_ranks} ranks have no microbatch, and would not take part in "
-            "averaging the gradients. Pass an empty one there: batch[:0]."
+            "averaging the gradients. Pass an empty microbatch on these ranks: batch[:0]."
         )
     if samples < 1:
         raise ValueError("No rank has a sample, so there is no mean loss and no gradient of it.")

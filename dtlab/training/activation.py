@@ -8,11 +8,11 @@ The last group, d ─► e, is not checkpointed: backward would recompute it at 
 run twice, so a step takes up to a third more operations: one more forward, in addition to one
 forward and a backward that costs two.
 
-With n equal layers and a checkpoint per k layers, n/k inputs are saved, and one group of k layers
-is whole at a time. If a layer saves little more than its input, memory is least at k near sqrt(n)
-(Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4). If it saves a bytes
-and its input has b bytes, n/k b + k a is least at k = sqrt(n b / a): a transformer layer saves so
-much that each layer gets its own checkpoint.
+With n equal layers and a checkpoint per k layers, memory holds n/k inputs and all saved tensors of
+one group of k layers. If a layer saves little more than its input, memory is least at k near
+sqrt(n) (Chen et al. 2016, "Training deep nets with sublinear memory cost", section 4). If it saves
+a bytes and its input has b bytes, n/k b + k a is least at k = sqrt(n b / a). For a transformer
+layer a is so much larger than b that each layer gets a checkpoint.
 
 `naive_checkpoint` shows the idea. `checkpoint` is the complete tool; `checkpoint_every` applies it
 to a model. `saved_bytes` and `peak_bytes` measure the effect.
@@ -91,9 +91,10 @@ def checkpoint(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     The graph is that of `fn` itself, with a placeholder for each tensor that would be saved. When
     backward needs a placeholder, `fn` runs again, until all placeholders are filled. So everything
     that autograd supports works: any arguments and outputs, nested checkpoints,
-    `torch.autograd.grad`, second derivatives. The second run has the random numbers and autocast
-    of the first, and does not change the program's: this covers PyTorch's own generators (of the
-    CPU, the current GPU and the GPUs of the arguments), and each `torch.Generator` argument.
+    `torch.autograd.grad`, second derivatives. The second run uses the random numbers and autocast
+    of the first run, and does not change the program's random state. This covers PyTorch's own
+    generators (of the CPU, the current GPU and the GPUs of the arguments), and each
+    `torch.Generator` argument.
 
     The arguments are saved, and about 5 KB of random state. Side effects of `fn` happen twice:
     BatchNorm adds a batch to its running statistics two times.
@@ -111,7 +112,7 @@ def checkpoint(fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
 
 
 class _Blank:
-    """A placeholder in the graph; it has its tensor only between the second run and its use."""
+    """A placeholder in the graph; has a tensor only between the second run and its use."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.kind = _kind(tensor)
@@ -124,7 +125,7 @@ class _Region:
 
     def __init__(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self._call = Call(fn, args, kwargs)
-        # Weak references: a blank lives as long as its part of the graph.
+        # Weak references: a blank exists only as long as its part of the graph.
         self._blanks: list[weakref.ref[_Blank]] = []
 
     def leave_blank(self, tensor: Tensor) -> _Blank:
@@ -183,7 +184,7 @@ def _check_same(blank: _Blank, tensor: Tensor) -> None:
     if _version(tensor) != blank.version:
         raise RuntimeError(
             f"A parameter of shape {list(_base(tensor).shape)} was changed in place between "
-            "forward and backward of a checkpoint, which would use the new values. Step the "
+            "forward and backward of a checkpoint, so backward would use the new values. Step the "
             "optimizer after backward."
         )
 
@@ -230,16 +231,16 @@ def checkpoint_every(layers: nn.Sequential, k: int) -> Checkpointed:
     """Return the layers with a checkpoint per `k`: same outputs, gradients and state_dict.
 
     The parameters are those of `layers`, not copies. The last group may be shorter, and is not
-    checkpointed: backward begins with it and would recompute its tensors before it frees any
-    other. That would save nothing at the peak, and cost a run. So if k is at least the number of
-    layers, there is no checkpoint.
+    checkpointed: backward begins with this group, and would recompute its tensors before it frees
+    any other tensor. That would not lower the peak, and would run the group a second time. So if k
+    is at least the number of layers, there is no checkpoint.
 
     Raises: ValueError for k below 1; TypeError if `layers` is not an `nn.Sequential`.
     """
     if not isinstance(layers, nn.Sequential):
         raise TypeError(
             f"checkpoint_every takes an nn.Sequential, not {type(layers).__name__}. In a module "
-            "with its own forward, call checkpoint there."
+            "with its own forward, call checkpoint in that forward."
         )
     if k < 1:
         raise ValueError(f"A checkpoint needs at least one layer, not {k}.")
@@ -287,9 +288,9 @@ class _Save(torch.autograd.Function):
 class _Values:
     """Arguments of a call; autograd saves the tensors among them.
 
-    This has two reasons. Autograd detects in-place changes. And inside an outer checkpoint the
-    tensors become blanks of the outer one: so the arguments of an inner checkpoint are not kept
-    in memory, but recomputed by the outer checkpoint when they are needed.
+    This has two advantages. Autograd detects in-place changes. And inside an outer checkpoint the
+    tensors become blanks of the outer checkpoint: so the arguments of an inner checkpoint are not
+    kept in memory, but recomputed by the outer checkpoint when they are needed.
     """
 
     def __init__(self, values: Sequence[Any]) -> None:

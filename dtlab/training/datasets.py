@@ -60,7 +60,7 @@ def _table_of_digits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     spec = importlib.util.find_spec("sklearn")
     places = spec.submodule_search_locations if spec else None
     file = Path(places[0], "datasets", "data", "digits.csv.gz") if places else Path()
-    if not file.is_file():  # a release with the file elsewhere
+    if not file.is_file():  # another release of scikit-learn may have the file elsewhere
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
@@ -92,7 +92,7 @@ def standard_library(
     Raises: ValueError for a context below 1, or too little text for training and testing.
     """
     if context < 1:
-        raise ValueError(f"A window has at least one token: context is not {context}.")
+        raise ValueError(f"A window needs at least one token, but context is {context}.")
     text = bytearray(_source_text(max_bytes))
     num_windows = (len(text) - 1) // context
     num_test = _num_test(num_windows, test_fraction)
@@ -140,9 +140,12 @@ def batches(
     Raises: ValueError for a batch size below 1, or both a sampler and a generator.
     """
     if batch_size < 1:
-        raise ValueError(f"A batch has at least one sample: batch_size is not {batch_size}.")
+        raise ValueError(f"A batch needs at least one sample, but batch_size is {batch_size}.")
     if sampler is not None and generator is not None:
-        raise ValueError("Pass a sampler or a generator: a sampler brings its own order.")
+        raise ValueError(
+            "batches got a sampler and a generator, but a sampler already determines the order. "
+            "Pass one of the two."
+        )
     if sampler is not None:
         order = torch.tensor(list(sampler), dtype=torch.long)
     elif generator is not None:

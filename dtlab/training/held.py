@@ -26,7 +26,7 @@ def held_bytes(*objects: Any) -> int:
 def storage_of(tensor: Tensor) -> tuple[Storage, int]:
     """Return a key of a tensor's storage, unique while the storage exists, and its bytes."""
     storage = tensor.untyped_storage()
-    # On the meta device, which allows to try sizes without memory, storages have no address.
+    # On the meta device storages have no address.
     return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
 
 

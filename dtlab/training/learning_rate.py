@@ -2,14 +2,14 @@
 
 Two rules, for a batch that is k times as large:
 
-    linear       k x rate      SGD: k small steps are about one large one (Goyal et al. 2017)
-    square root  sqrt(k) x     Adam: k small steps are about one large one, because it divides by
-                               gradients that are sqrt(k) shorter if noise dominates (Malladi
-                               et al. 2022). SGD: the same noise in each update (Krizhevsky
-                               2014, who preferred the linear rule)
+    linear       k x rate        SGD: one large step equals about k small steps (Goyal et al. 2017)
+    square root  sqrt(k) x rate  Adam: one large step equals about k small steps. Adam divides by
+                                 the size of gradients, and that is sqrt(k) times smaller if noise
+                                 dominates (Malladi et al. 2022). SGD: the same noise in each
+                                 update (Krizhevsky 2014, who preferred the linear rule)
 
-Both rules have a limit. Far above the gradient noise scale, a batch that is k times as large has
-hardly a better gradient, but a step costs k times as much (McCandlish et al. 2018).
+Both rules have a limit. Far above the gradient noise scale, a batch that is k times as large gives
+a hardly better gradient, but a step costs k times as much (McCandlish et al. 2018).
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ class WarmupThenDecay(LRScheduler):
     Call `step()` after each optimizer step. The full rate of each parameter group is the rate with
     which the optimizer was made. `decay` is "cosine", "linear", "constant", or a function of the
     progress after the warm-up, from 0 to 1, that returns which part of the difference between full
-    rate and end remains. For k times the batch, Goyal et al. 2017 start at 1/k.
+    rate and end remains. For a batch that is k times as large, Goyal et al. 2017 use a
+    `start_factor` of 1/k.
 
     Raises: ValueError unless 0 <= warmup_steps <= total_steps and total_steps > 0, for factors
     outside of 0 to 1, or an unknown decay.
@@ -112,7 +113,7 @@ class WarmupThenDecay(LRScheduler):
     ) -> None:
         if not 0 <= warmup_steps <= total_steps or total_steps < 1:
             raise ValueError(
-                f"A warm-up of {warmup_steps} steps does not fit {total_steps} steps in all."
+                f"A warm-up of {warmup_steps} steps does not fit into {total_steps} steps in all."
             )
         for name, factor in (("start_factor", start_factor), ("end_factor", end_factor)):
             if not 0 <= factor <= 1:
@@ -139,7 +140,7 @@ class WarmupThenDecay(LRScheduler):
         return [rate * self.factor(self.last_epoch) for rate in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the schedule, without a decay function: pass that again."""
+        """Return the state of the schedule, without a decay function: pass the function again."""
         state = super().state_dict()
         if callable(self.decay):
             del state["decay"]
@@ -162,7 +163,7 @@ class NoiseScale:
 
     @property
     def batch(self) -> float:
-        """B_simple = tr(Sigma) / |G|^2: the batch, in samples, where noise and signal are equal.
+        """B_simple = tr(Sigma) / |G|^2: the batch size at which noise and signal are equal.
 
         It is infinite if the noise is so large that no signal was measured.
         """
@@ -197,8 +198,8 @@ def noise_scale_from_norms(
     """
     if not 1 <= batch_small < batch_big:
         raise ValueError(
-            f"Two batch sizes are needed, a small one and a big one, not {batch_small} and "
-            f"{batch_big}."
+            f"batch_small must be at least 1 and less than batch_big, but these are {batch_small} "
+            f"and {batch_big}."
         )
     variance = (small - big) / (1 / batch_small - 1 / batch_big)
     signal = (batch_big * big - batch_small * small) / (batch_big - batch_small)
@@ -212,11 +213,12 @@ def gradient_noise_scale(
 
     Each item is the gradient of the mean loss of `batch` other samples at the same parameters, as
     one tensor per parameter. These are the small batches; all of them together, over all ranks,
-    are the big one. So one process passes many (see `batch_gradients`). In data parallelism each
-    rank may pass just one: the gradient of its batch, before averaging. Without torch.distributed
-    `group` has no effect.
+    are the big batch. So one process passes many gradients (see `batch_gradients`). In data
+    parallelism each rank may pass just one: the gradient of its batch, before averaging. Without
+    torch.distributed `group` has no effect.
 
-    Raises: ValueError on every rank if any rank has none, or there is only one in total.
+    Raises: ValueError on every rank if any rank passes no gradient, or all ranks together pass
+    only one.
     """
     total, squares, count = torch.zeros(()), 0.0, 0
     for gradient in gradients:
@@ -241,8 +243,8 @@ def _over_ranks(
         squares, count, without = float(sums[0]), int(sums[1]), int(sums[2])
     if without or count < 2:  # check before the large all-reduce, whose sizes would differ
         raise ValueError(
-            f"There are {count} gradients, and {without} ranks without any. At least two are "
-            "needed in total, of equal batches, and one from each rank."
+            f"The ranks passed {count} gradients in total, and {without} ranks passed none. Pass "
+            "at least one gradient on each rank and two in total, of equal batches."
         )
     if dist.is_initialized():
         dist.all_reduce(total, group=group)

@@ -1,6 +1,6 @@
-"""Live memory of a step, after each operator.
+"""Live memory of a step: the bytes of all existing tensors after each operator.
 
-It counts the bytes of the tensors that exist, so it is the same on any device and any machine.
+These bytes are the same on any device and any machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Called by PyTorch; otherwise the first operator imports the compiler, for seconds."""
+        """Tell PyTorch not to import its compiler at the first operator, which takes seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,7 +72,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._living.setdefault(storage._cdata, weakref.ref(storage, lambda _: gone(None)))
 
     def note(self) -> None:
-        """Called after each operator, for subclasses."""
+        """Do nothing; subclasses override this method, which is called after each operator."""
 
     @property
     def bytes(self) -> int:
@@ -111,7 +111,7 @@ def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveByt
     """Run `fn` forward, and backward from the sum of its outputs; record the bytes in memory.
 
     It counts the storages of tensors that operators return: activations, their gradients, casts.
-    It does not count existing tensors (parameters, inputs), the parameters' gradients, and memory
+    It does not count existing tensors (parameters, inputs), the parameters' gradients, or memory
     inside an operator. `.grad` is unchanged.
 
     Raises: ValueError if no output needs a gradient.
@@ -119,7 +119,9 @@ def live_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> LiveByt
     with _Course() as course, torch.enable_grad():
         outputs = [tensor for tensor in _tensors(fn(*inputs, **keywords)) if tensor.requires_grad]
         if not outputs:
-            raise ValueError("No output needs a gradient: there is no backward pass to measure.")
+            raise ValueError(
+                "No output needs a gradient, so there is no backward pass to measure."
+            )
         forward = len(course.after)
         losses = [output.sum() for output in outputs]
         del outputs

@@ -2,7 +2,7 @@
 
     scaler = DynamicLossScaler()
     scaler.scale(loss).backward()     # every gradient is `scale` times as large
-    scaler.unscale_(optimizer)        # divide gradients by it, in fp32, before you clip or inspect
+    scaler.unscale_(optimizer)        # divide gradients by `scale`, before you clip or inspect
     clip_grad_norm_(parameters, 1.0)
     scaler.step(optimizer)            # skipped if a gradient is inf or NaN
     scaler.update()
@@ -21,10 +21,10 @@ overflow at a scale of 16:
 adaptation, `unscale_` for clipping, several optimizers, several ranks, and PyTorch's states.
 
 Several ranks must skip the same steps, or their parameters differ from then on. In data
-parallelism they do: gradients are averaged before the scaler sees them, and a sum with inf
+parallelism they do: gradients are averaged before the scaler checks them, and a sum with inf
 or NaN is inf or NaN, so one rank's overflow is in all ranks' gradients. No message is needed. If
-each rank holds a different part of the gradients (sharding), other ranks do not see one rank's
-overflow: pass `group`, and the ranks exchange the result.
+each rank holds a different part of the gradients (sharding), one rank's overflow is not in the
+other ranks' gradients: pass `group`, and the ranks exchange the result.
 
 Micikevicius et al. 2018, "Mixed precision training", section 3.2.
 """
@@ -65,7 +65,7 @@ class StaticLossScaler:
         return _scaled(loss, self._scale)
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Divide the gradients, and step if all are finite. Returns whether it stepped."""
+        """Divide the gradients, and step if all are finite. Returns whether they are finite."""
         gradients = list(gradients_of(optimizer))
         finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
         for gradient in gradients:
@@ -88,8 +88,8 @@ class DynamicLossScaler:
     Args:
         init_scale: the initial scale.
         growth_factor, backoff_factor: the scale is multiplied by these to grow and to shrink.
-        growth_interval: number of good steps in a row after which it grows.
-        group: ranks that hold different gradients of one model, and must skip together. They
+        growth_interval: number of good steps in a row after which the scale grows.
+        group: ranks that hold different gradients of one model, and must skip the same steps. They
             all-reduce three numbers in `unscale_`. None: each rank decides from its own gradients,
             as in one process and in data parallelism.
 
@@ -123,7 +123,7 @@ class DynamicLossScaler:
         self._growth_interval, self._growth_tracker = interval, good
 
     def get_scale(self) -> float:
-        """Return the factor of the next loss."""
+        """Return the factor by which `scale` multiplies the next loss."""
         return self._scale
 
     def scale(self, losses: Losses) -> Losses:
@@ -146,15 +146,17 @@ class DynamicLossScaler:
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, in place, after all are computed.
 
-        `step` does it if you have not. Call it before you clip gradients or inspect their size:
-        they are `scale` times too large before.
+        Call this before you clip gradients or inspect their size: until then they are `scale`
+        times too large. If you have not called this method, `step` does.
 
-        Raises: RuntimeError if no loss was scaled, and for a second call since `update`.
-        ValueError for gradients in fp16, because the division would make them underflow.
+        Raises: RuntimeError if no loss was scaled, after `step`, and for a second call since
+        `update`. ValueError for gradients in fp16, because the division would make them underflow.
         """
         self._must_have_scaled("unscale_")
         if optimizer in self._stepped:
-            raise RuntimeError("unscale_ comes before step, not after it. Call update in between.")
+            raise RuntimeError(
+                "unscale_ was called after step. Call it before step, or call update in between."
+            )
         if optimizer in self._overflowed:
             raise RuntimeError(
                 "The gradients of this optimizer are unscaled already: a second call would divide "
@@ -175,7 +177,7 @@ class DynamicLossScaler:
         self._overflowed[optimizer] = bool(overflows) if num_gradients else None
 
     def _over_ranks(self, numbers: list[int]) -> list[int]:
-        """Sum the numbers over the group, so that all ranks see one rank's overflow or error."""
+        """Sum the numbers over the group, so that all ranks get one rank's overflow or error."""
         if self.group is None:
             return numbers
         sums = torch.tensor(numbers, device=device_of(self.group))
@@ -189,7 +191,10 @@ class DynamicLossScaler:
         and for a closure, whose gradients would not be unscaled. ValueError as in `unscale_`.
         """
         if "closure" in kwargs or any(map(callable, args)):
-            raise RuntimeError("A closure computes new gradients, which would not be unscaled.")
+            raise RuntimeError(
+                "step got a closure, which would compute new gradients that are not unscaled. "
+                "Call step without a closure."
+            )
         self._must_have_scaled("step")
         if optimizer in self._stepped:
             raise RuntimeError("This optimizer has stepped already. Call update once in between.")
@@ -198,8 +203,8 @@ class DynamicLossScaler:
         overflowed = self._overflowed[optimizer]
         if overflowed is None:
             raise RuntimeError(
-                "No parameter of this optimizer has a gradient. Call backward first (and with "
-                "MasterWeights cast_gradients)."
+                "No parameter of this optimizer has a gradient. Call backward first; with "
+                "MasterWeights, also call cast_gradients."
             )
         self._stepped.add(optimizer)
         return None if overflowed else optimizer.step(*args, **kwargs)
@@ -207,15 +212,17 @@ class DynamicLossScaler:
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Set the scale of the next iteration; an overflow in any optimizer shrinks it.
 
-        `new_scale` sets it directly. Raises: RuntimeError if no gradients were inspected since the
-        last call; ValueError for a `new_scale` that is not above 0.
+        `new_scale` sets the scale directly. Raises: RuntimeError if no gradients were inspected
+        since the last call; ValueError for a `new_scale` that is not above 0.
         """
         self._must_have_scaled("update")
         overflows = [flag for flag in self._overflowed.values() if flag is not None]
         if new_scale is not None:
             self._scale = _to_fp32(_checked_scale(float(new_scale)))
         elif not overflows:
-            raise RuntimeError("update comes after step: no gradients have been inspected yet.")
+            raise RuntimeError(
+                "update was called before any gradients were inspected. Call step first."
+            )
         elif any(overflows):
             self._scale = _to_fp32(self._scale * self._backoff_factor)
             self._growth_tracker = 0
@@ -233,7 +240,8 @@ class DynamicLossScaler:
     def _must_have_scaled(self, name: str) -> None:
         if not self._has_scaled:
             raise RuntimeError(
-                f"{name} without a scaled loss: call scaler.scale(loss).backward() first."
+                f"{name} was called before a loss was scaled. Call scaler.scale(loss).backward() "
+                "first."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -249,7 +257,7 @@ class DynamicLossScaler:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the state of a scaler, ours or PyTorch's.
 
-        Raises: ValueError if something is missing, or is not valid for the constructor.
+        Raises: ValueError if a value is missing, or is not valid for the constructor.
         """
         missing = self.state_dict().keys() - state_dict.keys()
         if missing:
@@ -259,10 +267,10 @@ class DynamicLossScaler:
 
 
 def _scaled(loss: Tensor, scale: float) -> Tensor:
-    """Return the scaled loss, in fp32 for a loss of dim 0 in fp16.
+    """Return the scaled loss; a loss without dims in fp16 becomes fp32.
 
-    In fp16, any loss above 1 times 65536 would be inf. A tensor of fp32 makes type promotion
-    choose fp32, but only if both tensors have dim 0; a number does not.
+    In fp16, any loss above 1 times 65536 would be inf. PyTorch promotes a product with an fp32
+    tensor to fp32 if neither tensor has dims, but not a product with a Python number.
     """
     return loss * torch.full((), scale, dtype=torch.float32, device=loss.device)
 
@@ -294,7 +302,8 @@ def has_overflowed(gradients: Sequence[Tensor]) -> bool:
     """Return whether any element of any tensor is inf or NaN.
 
     One inf or NaN makes a sum inf or NaN, so a finite sum proves that all elements are finite, and
-    is much faster to check. Large elements can also have an infinite sum: then all are checked.
+    is much faster to check. Large finite elements can also have an infinite sum. So if a sum is
+    not finite, all elements are checked.
     """
     if not gradients:
         return False

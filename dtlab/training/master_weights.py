@@ -82,7 +82,7 @@ class MasterWeights(Optimizer):
         optimizer_class: a class of `torch.optim`.
         optimizer_arguments: its arguments.
 
-    Raises: TypeError if `optimizer_class` is not a class of optimizers, or `params` is one tensor.
+    Raises: TypeError if `optimizer_class` is not an optimizer class, or `params` is one tensor.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class MasterWeights(Optimizer):
             self.optimizer.add_param_group(self._with_masters(param_group))
 
     def cast_gradients(self) -> None:
-        """Copy the gradients to the masters, in fp32; `step` does it if you have not."""
+        """Copy the gradients to the masters, in fp32; `step` calls this if you have not."""
         cast_gradients(self._master, self._master.values())
         self._cast = True
 
@@ -170,18 +170,18 @@ class MasterWeights(Optimizer):
                 parameter.grad.detach_().zero_()
 
     def read_parameters(self) -> None:
-        """Copy the model's parameters to the masters, after something else changed them."""
+        """Copy the model's parameters to the masters, after you have changed the parameters."""
         write_back(self._master.values(), self._master)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state and the masters, whose last bits the parameters lack."""
+        """Return the optimizer's state and the masters; the parameters have rounded values."""
         masters = [master.detach() for master in self._master.values()]
         return {**self.optimizer.state_dict(), "masters": masters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state, and set the model's parameters to the masters.
 
-        Raises: ValueError if number or shapes of the masters differ.
+        Raises: ValueError if the number or the shapes of the masters differ.
         """
         saved = [tuple(tensor.shape) for tensor in state_dict.get("masters", ())]
         here = [tuple(tensor.shape) for tensor in self._master]

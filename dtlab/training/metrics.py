@@ -54,8 +54,8 @@ class Mean:
     def over_ranks(self, group: ProcessGroup | None = None) -> Mean:
         """Return the mean over all ranks of `group`, with one all-reduce of two numbers.
 
-        Every rank must call it, also one without samples. Without torch.distributed it returns a
-        copy of this mean.
+        Every rank must call this, also a rank without samples. Without torch.distributed the
+        result is a copy of this mean.
         """
         if not dist.is_initialized():
             return Mean(self.total, self.count)

@@ -25,7 +25,7 @@ Seed = int | torch.Generator
 
 @contextmanager
 def _drawn_from(seed: Seed) -> Iterator[None]:
-    """Draw the parameters of modules made inside from `seed`, by PyTorch's usual rules."""
+    """Draw the parameters of modules made inside the block from `seed`, by PyTorch's rules."""
     generator = seed if isinstance(seed, torch.Generator) else torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.set_state(generator.get_state())
@@ -39,7 +39,7 @@ def _drawn_from(seed: Seed) -> Iterator[None]:
 class MLP(nn.Module):
     """Linear layers of the given sizes with ReLU between them: [n, ...] to [n, sizes[-1]].
 
-    `MLP(64, 128, 128, 10)` takes the digits. Parameters are drawn as PyTorch's `nn.Linear` does.
+    `MLP(64, 128, 128, 10)` takes images of `digits`. Parameters are drawn as in `nn.Linear`.
 
     Raises: ValueError for fewer than two sizes, or a size below 1.
     """
@@ -63,8 +63,8 @@ class MLP(nn.Module):
 class ConvNet(nn.Module):
     """Two convolutions with BatchNorm for images of one channel: [n, 1, h, w] to [n, classes].
 
-    BatchNorm computes statistics of a whole batch. So this model, unlike the others, distinguishes
-    one large batch from the same samples in microbatches.
+    BatchNorm computes statistics of a whole batch. So the outputs of this model, unlike those of
+    `MLP` and `GPT`, change if a large batch is cut into microbatches.
     """
 
     def __init__(self, channels: int = 8, num_classes: int = 10, seed: Seed = 0) -> None:
@@ -197,7 +197,7 @@ class GPT(nn.Module):
     """A small GPT-2: tokens [n, t] to logits [n, t, vocab_size], for t up to `config.context`.
 
     The output layer is the token embedding: one parameter with two names, whose gradient is the
-    sum of both uses. There is no dropout, so that runs can be compared.
+    sum of the gradients of both uses. There is no dropout, so that runs can be compared.
 
     Radford et al. 2019; tied embeddings: Press & Wolf 2017.
     """

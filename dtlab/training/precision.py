@@ -58,8 +58,8 @@ class Format:
     """A binary floating-point format: a sign, exponent bits, mantissa bits.
 
     `max` is the largest finite number. From `smallest_normal` on, numbers have all their mantissa
-    bits; below it they are subnormal, evenly spaced down to `smallest_subnormal`, and half of that
-    or less is rounded to 0. `dtype` is None if torch has no such tensors.
+    bits. Below it they are subnormal, evenly spaced down to `smallest_subnormal`; half of
+    `smallest_subnormal` or less is rounded to 0. `dtype` is None if torch has no such tensors.
     """
 
     name: str
@@ -215,8 +215,8 @@ def kept(
 ) -> Kept:
     """Return what the format `dtype` does to a model's gradients, or to given tensors.
 
-    They are multiplied by `scale` first, as by a loss scaler. The gradients must be fp32: numbers
-    that fp16 has lost in backward cannot be counted.
+    The numbers are multiplied by `scale` first, as by a loss scaler. The gradients must be fp32:
+    numbers that fp16 has lost in backward cannot be counted.
 
     Raises: ValueError if there is no number, or for a dtype that `format_of` does not accept.
     """
@@ -227,7 +227,10 @@ def kept(
         counts += _counts(tensor.detach().float(), form, scale)
     total = int(counts.sum())
     if not total:
-        raise ValueError("There are no gradients: call backward first, and zero_grad afterwards.")
+        raise ValueError(
+            "There are no numbers to count. For gradients, call this after backward and before "
+            "zero_grad."
+        )
     return Kept(*(count / total for count in counts.tolist()))
 
 

@@ -16,8 +16,8 @@ def repeats(full: int, quick: int = 1) -> int:
     `for seed in range(dtlab.repeats(5))`. `make test` sets DTLAB_QUICK, so that it runs every
     cell of every lesson quickly; figures are then noisier, or cover less.
 
-    Raises ValueError if a number is less than 1.
+    Raises: ValueError if a number is less than 1.
     """
     if full < 1 or quick < 1:
-        raise ValueError(f"a measurement is repeated at least once, not {min(full, quick)} times.")
+        raise ValueError(f"repeats needs numbers of 1 or more, not {full} and {quick}.")
     return quick if os.environ.get(QUICK) == "1" else full

@@ -23,7 +23,7 @@ __all__ = ["SavedBytes", "SavedTensor", "saved_bytes"]
 
 
 class SavedTensor(NamedTuple):
-    """A tensor that autograd saves; of tensors that share a storage, the first."""
+    """A tensor that autograd saves; stands for all saved tensors that share its storage."""
 
     module: str  # dotted name; "" for the function itself
     shape: tuple[int, ...]
@@ -78,7 +78,7 @@ class SavedBytes:
 
     @property
     def _aside(self) -> str:
-        return f"and {self.parameters:,} bytes of parameters and buffers, which are there anyway"
+        return f"and {self.parameters:,} bytes of parameters and buffers, which exist anyway"
 
     def __str__(self) -> str:
         names = max((len(name) for name, _, _ in self._rows), default=0)
@@ -106,7 +106,7 @@ class SavedBytes:
 
 
 class _Kept:
-    """A saved tensor; it lives as long as the graph."""
+    """A saved tensor; exists as long as the graph."""
 
     def __init__(self, tensor: Tensor, module: str) -> None:
         # Detached, to avoid a cycle: a node that saves its own result would keep itself alive.
@@ -134,7 +134,7 @@ def saved_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> SavedB
 
         with saved_tensors_hooks(keep, lambda saved: saved.tensor), torch.enable_grad():
             outputs = fn(*inputs, **keywords)
-    # Only what is still in the graph: branches that lead to no output are freed by now.
+    # Count only what is still in the graph: branches that lead to no output are freed by now.
     alive = [saved for reference in graph if (saved := reference()) is not None]
     del outputs
     return _count(alive, running.parameters())

@@ -1,15 +1,15 @@
 """A transformer layer with the options of Korthikanti et al.'s activation formula.
 
-    bytes saved for backward, in units of s b h      formula       measured on a CPU, as/h = 8
+    bytes saved for backward, in units of sbh        formula       measured on a CPU, as/h = 8
     inputs and outputs of both norms                 4 + 4         4 + 4
     q, k, v; attention's result                      6 + 2         6 + 2
     MLP: before and after GELU                       8 + 8         8 + 8
     dropout after attention and MLP: masks           1 + 1         2 + 2
     softmax, its dropout's mask and output           5 a s/h       6 a s/h
 
-In 16 bits. On a GPU a mask has one byte per element; on a CPU it has the dtype of its operand.
-Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models",
-section 4.
+b sequences of s tokens, hidden size h, a heads, 16-bit numbers. On a GPU a mask has one byte per
+element; on a CPU it has the dtype of its operand. Korthikanti et al. 2022, "Reducing activation
+recomputation in large transformer models", section 4.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Attention(nn.Module):
         return projected
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute the part that is quadratic in the tokens: q, k, v [b, a, s, h/a] to the same."""
+        """Compute attention without the projections: q, k, v [b, a, s, h/a] to that shape."""
         tokens = q.shape[-2]
         later = torch.full((tokens, tokens), -math.inf, dtype=q.dtype, device=q.device).triu(1)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + later
@@ -71,7 +71,8 @@ class TransformerLayer(nn.Module):
         dropout: the probability in three places: attention weights, attention output, MLP output.
         fused_attention: use one operator that never stores the tokens x tokens matrices. On a CPU
             PyTorch has one only without dropout.
-        recompute: "selective" checkpoints the core of attention, "full" the layer.
+        recompute: "selective" checkpoints the core of attention, unless `fused_attention` is set;
+            "full" checkpoints the whole layer.
 
     Raises: ValueError for an unknown `recompute`, or heads that do not divide the size.
     """

@@ -109,8 +109,8 @@ class Piece:
 class Match:
     """The learner's cells, each with at most one role; each answer has at most one cell.
 
-    `of` maps each role to its cell, which is the first copy for a locked cell. `problems` maps each
-    problem to the names of its cells.
+    `of` maps each role to its cell, which is the first copy for a locked cell. `problems` maps
+    each problem to the names of its cells.
     """
 
     def __init__(self, found: list[Found], sheet: Sheet) -> None:

@@ -62,11 +62,11 @@ class Bucket:
         self.flat.zero_()
 
     def mark_arrived(self, place: int) -> None:
-        """Note that the gradient of the parameter at `place` is ready."""
+        """Record that the gradient of the parameter at `place` is ready."""
         self._arrived.add(place)
 
     def pack(self) -> None:
-        """Copy all gradients into the flat tensor, unless they are there already; divide them."""
+        """Copy all gradients into the flat tensor, and divide them; a missing gradient is zero."""
         places, gradients = [], []
         for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
             gradient = parameter.grad
@@ -88,7 +88,7 @@ class Bucket:
         self._gradients *= self._share
 
     def set_gradients(self, over_all: bool) -> None:
-        """Set `.grad` after the all-reduce: the mean over all ranks, or over those present."""
+        """Set `.grad` after the all-reduce to the mean over all ranks, or over those present."""
         if not over_all:
             self._gradients /= self.flat[-1]
         if self._unused:

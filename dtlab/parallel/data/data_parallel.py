@@ -3,9 +3,9 @@
     same parameters ──► each rank's gradients ──► their average over the ranks ──► same step
 
 `average_by_hooks` is the whole idea in ten lines. `NaiveDataParallel` wraps a module as PyTorch's
-DDP does, and all-reduces each gradient separately, waiting for it. `DataParallel` packs gradients
-into buckets; the all-reduce of a bucket overlaps with the backward computation of the next one
-(S. Li et al. 2020, "PyTorch Distributed", section 3.2):
+DDP does, all-reduces each gradient separately, and waits for each all-reduce. `DataParallel` packs
+gradients into buckets; the all-reduce of a bucket overlaps with the backward computation of the
+next bucket (S. Li et al. 2020, "PyTorch Distributed", section 3.2):
 
     backward       layer 3     layer 2     layer 1
     bucket 0                       └─ all-reduce ─┐
@@ -37,10 +37,12 @@ def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) 
     """Make `loss.backward()` average gradients: data parallelism in its simplest form.
 
     All ranks begin with the parameters of the group's first rank. Backward calls the hook of a
-    parameter as soon as its `.grad` is complete, and the hook replaces it with the ranks' mean.
+    parameter as soon as its `.grad` is complete, and the hook replaces `.grad` with the mean over
+    the ranks.
 
-    Every rank must use every parameter, or the other ranks wait for its all-reduce. Buffers, such
-    as the statistics of BatchNorm, stay different on each rank. `DataParallel` handles both.
+    Every rank must use every parameter: otherwise the other ranks wait in an all-reduce that this
+    rank never calls. Buffers, such as the statistics of BatchNorm, stay different on each rank.
+    `DataParallel` handles both.
     """
     size = dist.get_world_size(group)
 
@@ -59,7 +61,7 @@ def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) 
 
 AllReduce = Callable[..., Any]
 MIB = 2**20
-FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # bytes, as in PyTorch: a small first one starts early
+FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # bytes, as in PyTorch: a small first bucket fills early
 
 
 class _Replica(nn.Module):
@@ -79,11 +81,13 @@ class _Replica(nn.Module):
     def _parameters_to_average(self) -> list[nn.Parameter]:
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         if not trained:
-            raise ValueError("no parameter of this module needs a gradient: nothing to average.")
+            raise ValueError(
+                "no parameter of this module needs a gradient, so there is nothing to average."
+            )
         return trained
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module. If gradients will be averaged, first broadcast rank 0's buffers."""
+        """Call the module. If gradients will be averaged, first broadcast the buffers."""
         if torch.is_grad_enabled():
             self._sync_next_backward = self._sync_enabled
             if self._sync_enabled:
@@ -94,7 +98,7 @@ class _Replica(nn.Module):
         self._broadcast_buffers_from(0)
 
     def _broadcast_buffers_from(self, source: int) -> None:
-        # not `module.buffers()`, which visits all modules: 1 % of the step of a small model
+        # `module.buffers()` visits all modules, which takes 1 % of the step of a small model.
         buffers = [buffer for module in self._with_buffers for buffer in module._buffers.values()]
         broadcast((buffer for buffer in buffers if buffer is not None), self.group, source)
 
@@ -114,8 +118,8 @@ class _Replica(nn.Module):
     def average_next(self, averages: bool) -> None:
         """Set whether the next backward averages. Inside `no_sync` no backward averages.
 
-        Pipelines call it, because they run other forward passes between the forward and the
-        backward pass of a microbatch.
+        The pipeline executor calls this, because it runs other forward passes between the forward
+        and the backward pass of a microbatch.
         """
         self._sync_next_backward = averages and self._sync_enabled
 
@@ -129,11 +133,11 @@ class _Replica(nn.Module):
 
 
 class NaiveDataParallel(_Replica):
-    """Averages every gradient with its own all-reduce, and waits for it.
+    """Averages each gradient with a separate all-reduce, and waits for each all-reduce.
 
-    After `loss.backward()` each rank of `group` has the mean of all ranks' gradients. All ranks
-    must use every trained parameter; otherwise the other ranks wait for its all-reduce. Raises
-    ValueError if no parameter needs a gradient.
+    After `loss.backward()` each rank of `group` has the mean of all ranks' gradients. Every rank
+    must use every trained parameter: otherwise the other ranks wait in an all-reduce that this
+    rank never calls. Raises: ValueError if no parameter needs a gradient.
     """
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -143,22 +147,22 @@ class NaiveDataParallel(_Replica):
 
     def _average(self, parameter: Tensor) -> None:
         if self._sync_next_backward and parameter.grad is not None:
-            parameter.grad /= self.world_size  # before the sum, which could overflow in fp16
+            parameter.grad /= self.world_size  # before the sum: in fp16 the sum could overflow
             dist.all_reduce(parameter.grad, group=self.group)
 
 
 class DataParallel(_Replica, Joinable):
-    """Averages gradients in buckets, and starts the all-reduce of each as soon as it is full.
+    """Averages gradients in buckets, and starts the all-reduce of a bucket as soon as it is full.
 
     Call it like the module itself, in the plain training loop: `backward` returns once every rank
-    of `group` has the mean of all gradients. A parameter that a rank does not use counts as zero
-    there, and one that no rank uses gets no gradient. `.grad` is a view of a bucket, so gradients
-    take memory only once. Checkpoint layers with `use_reentrant=False`: a reentrant checkpoint
-    runs a separate backward pass, and all buckets are reduced at the end of each pass.
+    of `group` has the mean of all gradients. A rank that does not use a parameter adds zeros to
+    the mean. A parameter that no rank uses gets no gradient. `.grad` is a view of a bucket, so
+    gradients take memory only once. Checkpoint layers with `use_reentrant=False`: a reentrant
+    checkpoint runs a separate backward pass, and all buckets are reduced at the end of each pass.
 
     Args:
-        module: its parameters and buffers become those of the group's first rank. A parameter
-            that begins to require a gradient after this is not averaged.
+        module: its parameters and buffers become those of the group's first rank. If a parameter
+            requires a gradient only later, its gradient is not averaged.
         bucket_cap_mb: size of a bucket in MiB. None: 25, and 1 for the first bucket to fill.
         group: the ranks that share a batch; None: all.
         all_reduce: `dist.all_reduce`, or a function of `dtlab.collectives`. A function without
@@ -178,24 +182,26 @@ class DataParallel(_Replica, Joinable):
         all_reduce: AllReduce = dist.all_reduce,
     ) -> None:
         super().__init__(module, group)
-        Joinable.__init__(self)  # nn.Module does not call it
+        Joinable.__init__(self)  # the constructor of nn.Module does not call this one
         first, rest = FIRST_BUCKET, BUCKET
         if bucket_cap_mb is not None:
             if not bucket_cap_mb > 0:
-                raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: give MiB above 0, or None.")
+                raise ValueError(
+                    f"bucket_cap_mb={bucket_cap_mb!r} is not above 0. Pass a size in MiB, or None."
+                )
             first = rest = int(bucket_cap_mb * MIB)
-        last_first = self._parameters_to_average()[::-1]  # roughly the order of their gradients
+        last_first = self._parameters_to_average()[::-1]  # gradients arrive roughly in this order
         self._buckets = in_buckets(last_first, first, rest, self.world_size)
         self._start = _asynchronous(all_reduce, group)
         self._backward_id = -1  # autograd's number of the running backward pass; -1: none
         self._next = 0  # the bucket to reduce next: the order is the same on all ranks
-        self._divides_by_all = True  # False, in `join`: only by the ranks that still have batches
+        self._divides_by_all = True  # False: by the number of ranks that still have batches
         for bucket in self._buckets:
             for place, parameter in enumerate(bucket.parameters):
                 _on_gradient(parameter, self._hook(bucket, place))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """See `_Replica.forward`; also notifies joined ranks that a step begins."""
+        """Call the module as `_Replica` does, and notify joined ranks that a step begins."""
         if torch.is_grad_enabled() and self._sync_enabled:
             Join.notify_join_context(self)
         return super().forward(*args, **kwargs)
@@ -216,7 +222,7 @@ class DataParallel(_Replica, Joinable):
         return arrived
 
     def _begin(self, backward_id: int) -> None:
-        """Begin a backward pass; first wait for, and discard, one that was interrupted."""
+        """Begin a backward pass; first wait for the all-reduces of an interrupted pass."""
         for bucket in self._buckets[: self._next]:
             bucket.wait()
         self._backward_id, self._next = backward_id, 0
@@ -235,7 +241,7 @@ class DataParallel(_Replica, Joinable):
         self._next += 1
 
     def _finish(self, backward_id: int) -> None:
-        """At the end of backward, send the remaining buckets and wait for all."""
+        """At the end of backward, send the remaining buckets and wait for all buckets."""
         if backward_id != self._backward_id:
             return
         while self._next < len(self._buckets):
@@ -253,7 +259,7 @@ class DataParallel(_Replica, Joinable):
         self._broadcast_buffers_from(source)
 
     def _last_rank_where(self, condition: bool) -> int:
-        """Return the last rank of the group on which `condition` is true. Call it on all ranks."""
+        """Return the last rank on which `condition` is true. Call this on all ranks."""
         candidate = dist.get_rank(self.group) if condition else -1
         last = torch.tensor([candidate], device=self.join_device)
         dist.all_reduce(last, dist.ReduceOp.MAX, self.group)
@@ -300,7 +306,7 @@ class _JoinedRank(JoinHook):
             wait()
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Broadcast the parameters of a rank that finished last: it has made every step."""
+        """Broadcast the parameters of a rank that finished last: that rank has made every step."""
         model, last = self._model, self._model._last_rank_where(is_last_joiner)
         broadcast(model.module.parameters(), model.group, last)
         model._broadcast_buffers_from(last)

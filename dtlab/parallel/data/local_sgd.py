@@ -6,7 +6,7 @@
 
 Data parallelism sends S bytes of gradients in each step. Local SGD sends S bytes of parameters in
 every k-th step: 1/k of the bytes, and the ranks synchronize k times less often. Between two
-averages the parameters of the ranks diverge, the more the larger k and the learning rate are.
+averages the parameters of the ranks diverge; they diverge more with a larger k or learning rate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LocalSGD"]
 class LocalSGD:
     """Averages the parameters of `module` over the ranks of the group after every `steps` steps.
 
-        local = LocalSGD(model, steps=4)              # all ranks start as the first one
+        local = LocalSGD(model, steps=4)              # all ranks get the first rank's parameters
         for inputs, targets in my_batches():
             optimizer.zero_grad()
             cross_entropy(model(inputs), targets).backward()
@@ -33,13 +33,14 @@ class LocalSGD:
 
     Only parameters that require a gradient are averaged. Buffers and the optimizer's state, such
     as momentum, remain separate on each rank. With plain SGD and `steps=1` this is data
-    parallelism. The first `every_step_until` steps average each time; local SGD begins after
-    them. All ranks must take the same number of steps. Call `average` once more at the end if the
-    last step did not average.
+    parallelism. The ranks average after each of the first `every_step_until` steps; local SGD
+    begins after these. All ranks must take the same number of steps. Call `average` once more at
+    the end if the last step did not average.
 
-    Stich 2019, "Local SGD Converges Fast and Communicates Little". A later start is post-local
-    SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD".
-    Raises: ValueError if `steps` is below 1, or no parameter of `module` requires a gradient.
+    Stich 2019, "Local SGD Converges Fast and Communicates Little". With `every_step_until` this is
+    post-local SGD: Lin et al. 2020, "Don't Use Large Mini-Batches, Use Local SGD".
+    Raises: ValueError if `steps` is below 1, `every_step_until` is below 0, or no parameter of
+    `module` requires a gradient.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class LocalSGD:
         self._group = group
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         if not self._parameters:
-            raise ValueError("No parameter of this module requires a gradient to average.")
+            raise ValueError(
+                "no parameter of this module requires a gradient, so there is nothing to average."
+            )
         broadcast([*module.parameters(), *module.buffers()], group)
 
     def step(self) -> bool:
-        """Count a step of the optimizer, and average if it is due. Returns whether it averaged."""
+        """Count an optimizer step, and average if due. Returns whether the ranks averaged."""
         self.taken += 1
         local = self.taken - self.every_step_until
         due = local <= 0 or local % self.steps == 0

@@ -27,7 +27,7 @@ def broadcast(
 def packs(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield the tensors concatenated into one flat tensor for each dtype and device.
 
-    When the caller asks for the next pack, the values of this pack are copied into the tensors.
+    After the caller has used a pack, the generator copies its values back into the tensors.
     """
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
@@ -48,7 +48,7 @@ def assert_replicas_equal(
     Buffers such as BatchNorm's follow each rank's own batch until the next forward pass replaces
     them by the first rank's, so they may differ between two steps.
 
-    Call it on all ranks of the group. Raises `DtlabError` on all of them if any tensor differs;
+    Call this on all ranks of the group. Raises: DtlabError on all of them if any tensor differs;
     the error names the tensors, the ranks, and the largest difference.
     """
     tensors: dict[str, Tensor] = dict(module.named_parameters())
@@ -66,7 +66,7 @@ def assert_replicas_equal(
     raise DtlabError(
         f"the replicas differ in {len(lines)} of {len(names)} tensors:\n  {shown}{more}\n"
         "They stay equal only if all ranks begin with the same parameters, step with the same "
-        "gradients, and call the wrapper that averages them."
+        "gradients, and call the wrapper that averages the gradients."
     )
 
 
@@ -88,7 +88,8 @@ def _difference(
     shapes: list[object] = [None] * len(digests)
     dist.all_gather_object(shapes, None if tensor is None else tuple(tensor.shape), group=group)
     if len(set(shapes)) > 1 or tensor is None:
-        return f"{name}: {ranks} have another shape than rank 0, or no such tensor"
+        have = "have" if len(differing) > 1 else "has"
+        return f"{name}: {ranks} {have} another shape than rank 0, or no such tensor"
     values = tensor.detach().double()
     first = values.clone()
     dist.broadcast(first, group=group, group_src=0)

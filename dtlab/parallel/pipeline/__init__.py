@@ -6,7 +6,7 @@ microbatches.py      a batch cut into microbatches, and their losses
 split_backward.py    computes the input's gradient first, the weights' gradients later
 tied.py              parameters that several stages share
 costs.py             measured costs of layers
-stand_ins.py         stages that only take time, and a step of them beside the simulator
+stand_ins.py         stages that take time but compute nothing, on ranks and in the simulator
 """
 
 from dtlab.parallel.pipeline.costs import measure_costs as measure_costs

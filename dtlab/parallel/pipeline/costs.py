@@ -23,8 +23,8 @@ def measure_costs(
     """Measure seconds and bytes of each layer for `predict.balance_stages`.
 
     Layers are called one after the other, as in `nn.Sequential`; `inputs` is one microbatch.
-    Seconds are the median of `repeats` runs, after one that is not counted. Gradients of
-    parameters are left unchanged.
+    Seconds are the median of `repeats` runs, after one run that is not counted. Gradients of
+    parameters do not change.
     """
     costs = []
     for layer in layers:
@@ -43,7 +43,7 @@ def measure_costs(
 
 
 def _times(layer: nn.Module, inputs: Tensor) -> tuple[float, float, float]:
-    """Return the seconds of F, I and W."""
+    """Return the seconds of forward, of the input's gradients, and of the weights' gradients."""
     leaf = inputs.detach().requires_grad_(inputs.is_floating_point())
     start = time.perf_counter()
     output = layer(leaf)

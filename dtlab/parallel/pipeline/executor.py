@@ -13,8 +13,8 @@ kinds are F (forward), B (backward), and the two halves of B: I (gradients of in
 `run_schedule` runs the same loop. It adds several stages on a rank, tensors of any shape, I and W,
 receives that are posted before they are needed, tied parameters, and stages in `DataParallel`.
 Neither contains code for a particular schedule. On each stage, each microbatch has a separate
-autograd graph. Its leaves are the received tensors; B, or W, frees it. A step computes the same
-gradients as one process on the whole batch.
+autograd graph. Its leaves are the received tensors; B, or W, frees the graph. A step computes the
+same gradients as one process on the whole batch.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def simple_run_schedule(
     Rank r runs stage r. `inputs` and `targets` are lists of microbatches of equal shape, the same
     on all ranks. Every stage must take and return float tensors of that shape. Gradients of the
     mean loss are added to `.grad`. The forward message of microbatch m has tag 2m, its gradient
-    tag 2m + 1, so a receive finds its message whatever else is in flight.
+    has tag 2m + 1, so each receive gets the right message, whatever else is in flight.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     pending: dict[int, tuple[Any, Any]] = {}  # input and output of each microbatch, from F to B
     sending: list[Any] = []
     for _, kind, m in as_schedule(schedule)[rank]:
         if kind == "F":
-            x = inputs[m].clone(memory_format=torch.contiguous_format)  # or room to receive it
+            x = inputs[m].clone(memory_format=torch.contiguous_format)  # ranks > 0 overwrite it
             if rank > 0:
                 dist.recv(x, src=rank - 1, tag=2 * m)
             y = module(x.requires_grad_())
@@ -99,8 +99,8 @@ class PipelineStage:
             `DataParallel`: then gradients are averaged once per step, in the last backward.
         index: the number of the stage in the model; None: this rank's number in the group.
         tied: parameters that other stages share, each under a name that all of these stages use.
-            Before the first step they get the values of the first stage that has them. After each
-            step every copy has the sum of all their gradients.
+            Before the first step all copies get the values of the first stage that has the
+            parameter. After each step every copy has the sum of the gradients of all copies.
         group: the ranks of the pipeline; None: all.
 
     All ranks of the group must run the same schedules with their stages.
@@ -149,18 +149,22 @@ def run_schedule(
             microbatches, which may differ in size. The first stage's rank needs inputs, the last
             stage's rank needs targets; other ranks may pass them too.
         loss: function of an output and its targets: the mean over a microbatch's samples.
-        weights: weight of each microbatch, if not its number of samples; for example its tokens.
+        weights: weight of each microbatch in the mean loss, for example its number of tokens;
+            None: its number of samples.
         halves: the class that runs I and W; `NaiveHalves` is for comparison.
 
     Raises: ScheduleError for an invalid schedule; ValueError for stages, batches or outputs that
-    do not match it.
+    do not match the schedule.
     """
     rows = as_schedule(schedule)
     local_stages = [stages] if isinstance(stages, PipelineStage) else list(stages)
     local_stages.sort(key=lambda stage: stage.index)
     if not local_stages:
         if len(rows) == dist.get_world_size() and rows[dist.get_rank()]:
-            raise ValueError(f"The schedule uses rank {dist.get_rank()}: pass this rank's stages.")
+            raise ValueError(
+                f"The schedule has actions for rank {dist.get_rank()}, but this rank passed no "
+                "stages. Pass its stages."
+            )
         return StepResult(None, None, 0)
     plan = _plan(rows, local_stages)
     return _Step(plan, local_stages, Data(plan, inputs, targets, loss, weights), halves).run()

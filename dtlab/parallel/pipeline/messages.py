@@ -1,10 +1,10 @@
 """Messages between pipeline stages: the order of sends and receives, and receives posted ahead.
 
-A rank must know the shapes of the tensors that it receives. All shapes follow from those of the
-first stage's input. So with each batch the first stage's rank sends all other ranks a number that
-identifies the batch's shapes. When a number is new, every output is sent with a header that
-contains its shape. From then on all ranks know the shapes, and receives are posted before they
-are needed. A gradient has the shape of its output.
+A rank must know the shapes of the tensors that it receives. All shapes follow from the shapes of
+the first stage's input. So with each batch the first stage's rank sends all other ranks a number
+that identifies the batch's shapes. When a number is new, every output is sent with a header that
+contains its shape. After that all ranks know the shapes, and receives are posted before they are
+needed. A gradient has the shape of its output.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def agree_on_shapes(
 
 
 class Post:
-    """Sends and receives one rank's messages of one step; `batch` is the number of its shapes."""
+    """Sends and receives one rank's messages of a step; `batch` identifies the step's shapes."""
 
     def __init__(
         self, plan: Plan, batch: int, group: dist.ProcessGroup | None, device: torch.device
@@ -73,7 +73,7 @@ class Post:
                 self._look_ahead(peer)
 
     def send(self, action: Action, tensors: Tensors) -> None:
-        """Send the result of an action to its peer; gradients are named after the action B."""
+        """Send the result of an action to the rank that uses it; for I, pass the action as B."""
         peer = self._peer(action)
         if peer == self._plan.rank:
             self._here[action] = tensors
@@ -200,8 +200,8 @@ def _words(layouts: Sequence[Layout]) -> str:
 
 # The order of messages between two ranks of a pipeline, which makes deadlock impossible ----------
 #
-# Each pair of ranks handles its messages, in both directions, in one order that both compute:
-# by the slot of the schedule's clock in which a message is produced.
+# Each pair of ranks handles its messages, in both directions, in one order, which both ranks
+# compute: by the slot of the schedule's clock in which a message is produced.
 #
 #     rank 0's list with rank 1     send 0F0, send 0F1, receive 1B0, send 0F2, receive 1B1
 #     rank 1's list with rank 0     receive 0F0, receive 0F1, send 1B0, receive 0F2, send 1B1
@@ -212,7 +212,7 @@ def _words(layouts: Sequence[Layout]) -> str:
 # - a message that it needs now, which was produced in an earlier slot, and
 # - a message that it sent and that the peer used some slots ago.
 #
-# Both wait for earlier slots only, so the rank that is furthest behind can always proceed.
+# Both messages belong to earlier slots, so the rank that is furthest behind can always proceed.
 
 
 class Message(NamedTuple):
@@ -241,6 +241,7 @@ def layout_of(tensors: tuple[Tensor, ...]) -> tuple[Layout, ...]:
 class Plan:
     """One rank's part of a schedule.
 
+    `homes` has the rank of each stage, and `slots` the slot of each of this rank's actions.
     `between` lists for each peer all messages of the pair, in order. `layouts` maps the number of
     a batch's shapes to the layouts of all messages that this rank sends or receives; entries are
     added when new shapes occur.
@@ -266,7 +267,7 @@ class Plan:
 
 
 def plan_of(schedule: Schedule, rank: int) -> Plan:
-    """Return the part of one rank. Raises: ScheduleError for an invalid schedule."""
+    """Return the plan of one rank. Raises: ScheduleError for an invalid schedule."""
     validate(schedule)
     slots = clock(schedule).slots
     homes = stage_ranks(schedule)

@@ -57,7 +57,9 @@ class Data:
             given = weights or [num_samples(microbatch) for microbatch in self._targets]
             total = sum(given)
             if len(given) != count or not total > 0:
-                raise ValueError(f"Pass one weight for each of {count} microbatches: {given!r}.")
+                raise ValueError(
+                    f"{count} microbatches need one weight each, with a sum above 0, not {given}."
+                )
             self._shares = [weight / total for weight in given]
 
     def weight_of(self, microbatch: int) -> Tensor:
@@ -88,7 +90,9 @@ def tensors_of(given: object) -> Tensors:
     """Return a tensor, or a tuple or list of tensors, as a tuple."""
     tensors = (given,) if isinstance(given, Tensor) else given
     if not isinstance(tensors, (tuple, list)) or not all(isinstance(t, Tensor) for t in tensors):
-        raise ValueError(f"A stage takes and returns tensors or tuples, not {given!r:.99}.")
+        raise ValueError(
+            f"A stage must take and return tensors or tuples of tensors, not {given!r:.99}."
+        )
     return tuple(tensors)
 
 
@@ -100,7 +104,9 @@ def _cut(batch: Batch, count: int, name: str) -> list[Tensor | Tensors]:
     """Return microbatches; a tensor is cut as evenly as possible, the first ones larger by one."""
     if not isinstance(batch, Tensor):
         if len(batch) != count:
-            raise ValueError(f"{len(batch)} microbatches of {name} for a schedule of {count}.")
+            raise ValueError(
+                f"{name}= has {len(batch)} microbatches, but the schedule has {count}."
+            )
         return list(batch)
     if len(batch) < count:
         raise ValueError(f"{len(batch)} {name} cannot be cut into {count} microbatches.")

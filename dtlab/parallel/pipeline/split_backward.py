@@ -57,14 +57,13 @@ class NaiveHalves:
 
 
 class Halves(NaiveHalves):
-    """As `NaiveHalves`, but W does not repeat any computation of I.
+    """Like `NaiveHalves`, but W does not repeat any computation of I.
 
-    If a stage uses a weight itself (not a result computed from it) more than once, I and W fall
-    back to `NaiveHalves`.
+    If several operations of a stage use a weight directly, I and W run as in `NaiveHalves`.
     """
 
     def inputs(self, gradients: Sequence[Tensor]) -> Gradients:
-        """See `NaiveHalves.inputs`; also saves the gradients that W needs."""
+        """I: return the gradients of the inputs, and save the gradients that W needs."""
         self._exits: list[_Exit] = []
         self._caught: dict[Node, Sequence[Tensor | None]] = {}
         if self.own_inputs and self.outputs:
@@ -78,7 +77,7 @@ class Halves(NaiveHalves):
         finally:
             for handle in handles:
                 handle.remove()
-        if self._exits:  # outputs that do not lead to the inputs are left to W
+        if self._exits:  # W starts at outputs that do not lead to the inputs
             ends = zip(self.outputs, self.gradients, strict=True)
             beside = [(edge, gradient) for edge, gradient in ends if not path.leads[edge.node]]
             self.outputs = [edge for edge, _ in beside]
@@ -90,7 +89,7 @@ class Halves(NaiveHalves):
         return node.register_prehook(lambda gradients: caught.__setitem__(node, gradients))
 
     def weights(self) -> None:
-        """See `NaiveHalves.weights`: takes one step along each side edge, then runs the rest."""
+        """W, after I: add the gradients of the weights, starting from the saved gradients."""
         for leave in self._exits:
             arrived = [
                 (GradientEdge(leave.node, number), gradient)
@@ -105,12 +104,13 @@ class Halves(NaiveHalves):
                         self.outputs.append(side)
                         self.gradients.append(gradient)
         self._exits = []
-        self._caught.clear()  # hooks refer to it, and its keys refer to their nodes
+        self._caught.clear()  # break the reference cycle from hooks to this dict to nodes to hooks
         super().weights()
 
 
 # `torch.autograd.backward` and `grad`, which call this engine, import sympy to compare the shapes
-# of the gradients passed in: two seconds for a fresh rank. The engine compares them too.
+# of the gradients passed in. That takes two seconds on a fresh rank, and the engine compares them
+# anyway.
 
 
 def _accumulate(ends: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
@@ -128,7 +128,7 @@ def _gradients(
     wanted: Sequence[Tensor | GradientEdge],
     keep_graph: bool = False,
 ) -> Gradients:
-    """Return the gradients of `ends` with respect to `wanted`; None where no end depends on it.
+    """Return the gradients of `ends` with respect to `wanted`; None if no end depends on a tensor.
 
     `ends` are the graph edges at which backward starts, and `gradients` are their gradients.
     """
@@ -147,7 +147,7 @@ class _Exit(NamedTuple):
 
 
 class _Path:
-    """The part of a graph between roots and goals; `leads` tells which nodes lead to a goal."""
+    """The part of a graph between roots and goals. `leads`: whether a node leads to a goal."""
 
     def __init__(self, roots: Sequence[Node], goals: Sequence[Node]) -> None:
         self.leads: dict[Node, bool] = dict.fromkeys(goals, True)

@@ -1,7 +1,7 @@
-"""Stand-ins: stages that only take time, and a step of them beside the simulator.
+"""Stand-ins: stages that take time but compute nothing, on ranks and in the simulator.
 
-A laptop cannot compute four stages at once. With stand-ins the waiting that a trace shows is the
-schedule's, and not that of the machine's cores.
+A laptop cannot compute four stages at once. With stand-ins, a trace shows the waiting that the
+schedule causes, and no waiting for the machine's cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["StandIn", "last_step", "run_stand_ins"]
 
 
 class StandIn(nn.Module):
-    """A stage that returns its input, and takes the given seconds for F, I and W.
+    """A stage that returns its input; forward and both halves of backward take given seconds.
 
     `take(seconds)` spends the time: in a launch use `dtlab.compute`, which does not occupy a core.
     """
@@ -48,7 +48,7 @@ class StandIn(nn.Module):
         forward, first, second = self.seconds
         self.take(forward)
         if not inputs.requires_grad:
-            inputs = inputs.detach().requires_grad_()  # so that I takes time on the first stage
+            inputs = inputs.detach().requires_grad_()  # so that backward takes time on stage 0 too
         return _takes(inputs, first, self.take) + _takes(self.weight, second, self.take)
 
 
@@ -79,11 +79,11 @@ _ACTIONS = ("forward", "backward", "backward_input", "backward_weight")
 def run_stand_ins(
     schedule: Schedule, costs: Costs, **options: Any
 ) -> tuple[dict[str, Trace], list[int]]:
-    """Simulate one step of a schedule, and run it on ranks whose actions take time and no core.
+    """Simulate one step of a schedule, and run it on ranks whose actions take time but no core.
 
-    `costs` are in seconds; `options` go to `dtlab.launch`. Returns the traces "simulated" and
-    "measured", with the actions of one step each, and the most microbatches that each rank had in
-    flight. Messages and autograd are real.
+    `costs` are in seconds; `options` are arguments of `dtlab.launch`. Returns the traces
+    "simulated" and "measured", with the actions of one step each, and each rank's largest number
+    of microbatches in flight. Messages and autograd are real.
     """
     run = launch(_stand_in_step, schedule, costs, world_size=len(schedule), **options)
     assert run.trace is not None
@@ -103,7 +103,7 @@ def last_step(trace: Trace, schedule: Schedule) -> Trace:
 
 
 def _stand_in_step(schedule: Schedule, costs: Costs) -> int:
-    """One step on this rank after an uncounted first one, which is slower."""
+    """Run a step on this rank, after a slower first step; return its microbatches in flight."""
     own = sorted({action.stage for action in schedule[dist.get_rank()]})
     stages = [PipelineStage(StandIn(0, 0, 0, compute), stage) for stage in own]
     count = 1 + max(action.microbatch for row in schedule for action in row)

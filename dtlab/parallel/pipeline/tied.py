@@ -1,4 +1,4 @@
-"""Tied parameters: parameters that several stages share, such as embedding and output layer.
+"""Tied parameters: parameters that several stages share, such as an embedding's table.
 
     stage 0   gradient a ─┐ ┌─► a + b
                           ╳

@@ -16,10 +16,10 @@
                 worker.push()
 
 Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server". A server has one
-thread per worker, and each thread waits for its worker only. One thread that receives from any
-worker would suffice; but then gloo does not report that a worker has died, while a receive from
-a dead worker fails at once. So the death of a worker ends only its threads on the servers. If the
-worker had pushed to one server and not yet to the other, only the first server's keys are updated.
+thread per worker, and each thread receives from its worker only. With gloo, such a receive fails
+at once if the worker has died; a receive from any worker would not report this. So the death of a
+worker ends only its threads on the servers. If the worker had pushed to one server and not yet to
+the other, only the first server's keys are updated.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ServerReport:
     """Statistics of one server. Workers are identified by their rank in the group.
 
     `delays` counts gradients by their delay: the number of updates of this shard between the pull
-    that the gradient was computed from and its own update. `leads` counts pulls by their lead: how
-    many steps the worker was ahead of the slowest worker when its pull was answered.
+    before the gradient's computation and the update with this gradient. `leads` counts pulls by
+    their lead: how many steps the worker was ahead of the slowest worker when the server answered.
     """
 
     updates: int = 0
@@ -64,7 +64,7 @@ class ServerReport:
 
 
 class _Push(NamedTuple):
-    """A worker's push: a gradient for each key, or None if it has none."""
+    """A worker's push: a gradient for each key, or None for a key without a gradient."""
 
     samples: int
     gradients: list[Tensor | None]
@@ -72,7 +72,7 @@ class _Push(NamedTuple):
 
 @dataclass
 class _Client:
-    """The server's state of a worker."""
+    """What a server stores about a worker."""
 
     line: Line
     room: Tensor  # buffer for dense parameters to be sent, and for gradients until their update
@@ -85,13 +85,12 @@ class ParameterServer:
 
     The group's first `servers` ranks are servers; every other rank makes a `ParameterWorker` of
     the same module. A key is the name of a parameter that requires a gradient; the keys are
-    balanced over the servers by size. `optimizer` makes a torch optimizer from a list of
-    parameters; it lives on the server. `consistency` limits how far workers may be apart:
+    balanced over the servers by size. `optimizer` is a function that makes a torch optimizer from
+    a list of parameters. `consistency` limits how many steps a worker may be ahead of the slowest:
 
-        "sync"      no lead: one update per gradient of every worker, averaged by samples
-        "bounded"   at most `staleness` steps ahead of the slowest; each gradient is an update. Ho
-                    et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel
-                    Parameter Server"
+        "sync"      no steps: each update uses one gradient of every worker, averaged by samples
+        "bounded"   at most `staleness` steps; each gradient is an update. Ho et al. 2013, "More
+                    Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"
         "async"     no limit; each gradient is an update. Dean et al. 2012, "Large Scale
                     Distributed Deep Networks"
 
@@ -114,7 +113,7 @@ class ParameterServer:
         shards, rank = shards_of(module, servers, group), dist.get_rank(group)
         if rank >= servers:
             raise ValueError(
-                f"rank {rank} is not one of {servers} servers: make a ParameterWorker."
+                f"rank {rank} is not one of {servers} servers. Make a ParameterWorker on it."
             )
         self._shard = shards[rank]
         self._memory = self._shard.memory()
@@ -135,10 +134,10 @@ class ParameterServer:
         self._change = threading.Condition()  # guards all attributes above
 
     def serve(self) -> ServerReport:
-        """Serve the workers until the last one has left, then return statistics.
+        """Serve the workers until the last worker has left, then return statistics.
 
-        `parameters` are final then. Raises: errors of the optimizer; ValueError if a worker has
-        another module.
+        After this, `parameters` has the final values. Raises: errors of the optimizer; ValueError
+        if a worker has another module.
         """
         for rank in list(self._clients):
             threading.Thread(target=self._serve_worker, args=(rank,), daemon=True).start()
@@ -257,7 +256,7 @@ class ParameterServer:
 
 
 def _mean(parts: list[tuple[int, Tensor | None]]) -> Tensor | None:
-    """Return the mean by samples; a missing gradient counts as 0, and all missing gives None."""
+    """Return the mean by samples; a missing gradient counts as 0. None if all are missing."""
     if len(parts) == 1:
         return parts[0][1]
     counts = [samples for samples, _ in parts]
@@ -275,7 +274,10 @@ def _bound(consistency: str, staleness: int | None) -> float:
     if consistency not in bounds:
         raise ValueError(f"consistency {consistency!r} is unknown. Pass one of {[*bounds]}.")
     if (consistency == "bounded") != (staleness is not None):
-        raise ValueError('Pass staleness with consistency="bounded", and only with it.')
+        raise ValueError(
+            f"consistency={consistency!r} does not go with staleness={staleness}. Pass staleness "
+            'if and only if consistency="bounded".'
+        )
     bound = bounds[consistency]
     if bound is None or bound < 0:
         raise ValueError(f"staleness must be a number of steps, 0 or more, not {staleness}.")

@@ -4,10 +4,10 @@
             worker <── dense keys, rows of each table ───── server
     push    worker ── header, dense gradients, row indices and gradients of each table ──> server
 
-The dense keys of one server lie in one block of memory, whatever their dtypes, and parameters are
-sent as one message. So are gradients, except large ones: packing a large gradient would take about
-as long as sending it, so it is a separate message. Of tables (weights of
-`nn.Embedding(sparse=True)`) only the rows that are used are sent.
+The dense keys of one server share one block of memory, whatever their dtypes, and are sent as one
+message. Their gradients are also sent as one message, except large ones: packing a large gradient
+would take about as long as sending it, so it is a separate message. A table is the weight of an
+`nn.Embedding(sparse=True)`; only the rows that a worker uses are sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Key(NamedTuple):
 
 
 class Shard:
-    """The keys of one server: the dense ones, large before small, then the tables."""
+    """The keys of one server: the dense keys, large before small, then the tables."""
 
     def __init__(self, keys: Sequence[Key]) -> None:
         dense = [key for key in keys if not key.is_table]
@@ -69,12 +69,12 @@ class Shard:
         return places
 
     def messages(self, memory: Tensor) -> list[Tensor]:
-        """Return `memory` as the messages of a push: each large key, all small ones together."""
+        """Return `memory` as the messages of a push: one per large key, one for all small keys."""
         start = sum(_room(key) for key in self.dense[: self.large])
         return [*self.places(memory)[: self.large], memory[start:]]
 
     def header(self, kind: int, samples: int = 0, counts: Sequence[int] = ()) -> Tensor:
-        """Return the header of a request; `counts` has an entry per key: rows for a table."""
+        """Return the header of a request; `counts` has a number per key: of rows, for a table."""
         rest = counts or [0] * len(self.keys)
         return torch.tensor([kind, samples, *rest], dtype=torch.int64)
 
@@ -96,7 +96,8 @@ def _room(key: Key) -> int:
 def shards_of(module: nn.Module, servers: int, group: Group) -> list[Shard]:
     """Return the shard of each server: the parameters of `module` that require a gradient.
 
-    Raises: ValueError if `servers` leaves no worker, or there are fewer parameters than servers.
+    Raises: ValueError if `servers` is below 1 or leaves no worker, or there are fewer parameters
+    than servers.
     """
     world_size = dist.get_world_size(group)
     if not 1 <= servers < world_size:
@@ -111,13 +112,15 @@ def shards_of(module: nn.Module, servers: int, group: Group) -> list[Shard]:
         if parameter.requires_grad
     ]
     if len(keys) < servers:
-        raise ValueError(f"{len(keys)} parameters do not fill {servers} servers. Pass fewer.")
+        raise ValueError(
+            f"{len(keys)} parameters cannot be divided among {servers} servers. Use fewer servers."
+        )
     split = balanced({key.name: key.nbytes for key in keys}, servers)
     return [Shard([key for key in keys if key.name in names]) for names in split]
 
 
 def balanced(sizes: Mapping[str, int], shards: int) -> list[set[str]]:
-    """Distribute names over shards by size: the largest first, each to the lightest shard so far.
+    """Distribute names over shards by size: the largest first, each to the smallest shard so far.
 
     No shard gets more than 4/3 of the largest shard of the best split. Graham 1969, "Bounds on
     multiprocessing timing anomalies".
@@ -137,7 +140,7 @@ class Line:
     def __init__(self, peer: int, group: Group) -> None:
         self.peer = peer
         self._group = group
-        self._under_way: list[tuple[dist.Work | None, Tensor]] = []
+        self._pending: list[tuple[dist.Work | None, Tensor]] = []
         self._broken: RuntimeError | None = None
 
     def send(self, *tensors: Tensor) -> None:
@@ -152,9 +155,9 @@ class Line:
 
     def finish(self) -> None:
         """Wait for all sends and receives. Raises: ConnectionError if the other rank has died."""
-        pending, self._under_way = self._under_way, []
+        pending, self._pending = self._pending, []
         for work, _ in pending:
-            with self._noticing():
+            with self._storing_errors():
                 if work is not None:
                     work.wait()
         if self._broken:
@@ -163,12 +166,12 @@ class Line:
             ) from self._broken
 
     def _start(self, operation: Callable[..., dist.Work | None], tensor: Tensor) -> None:
-        with self._noticing():
-            self._under_way.append((operation(tensor, group=self._group), tensor))
+        with self._storing_errors():
+            self._pending.append((operation(tensor, group=self._group), tensor))
 
     @contextmanager
-    def _noticing(self) -> Iterator[None]:
-        """Store an error of gloo, whatever its cause in the other rank, for `finish`."""
+    def _storing_errors(self) -> Iterator[None]:
+        """Store an error of gloo until `finish` raises it as a ConnectionError."""
         try:
             yield
         except RuntimeError as error:

@@ -19,15 +19,18 @@ __all__ = ["ParameterWorker"]
 class ParameterWorker:
     """A rank that computes gradients of `module`; the first `servers` ranks keep its parameters.
 
-    End it when you have no more batches, as a context manager or by `leave`, because other workers
-    may wait for it. `index` counts workers from 0 to `num_workers` - 1, for example for a sampler.
-    Raises: ValueError on a server's rank; ConnectionError, here and later, if a server has died.
+    Use it as a context manager, or call `leave` after the last batch: until then other workers may
+    wait for this one. `index` counts workers from 0 to `num_workers` - 1, for example for a
+    sampler. Raises: ValueError on a server's rank or for an invalid `servers`; ConnectionError,
+    here and in later calls, if a server has died.
     """
 
     def __init__(self, module: nn.Module, servers: int = 1, group: Group = None) -> None:
         shards, rank = shards_of(module, servers, group), dist.get_rank(group)
         if rank < servers:
-            raise ValueError(f"rank {rank} is one of {servers} servers: make a ParameterServer.")
+            raise ValueError(
+                f"rank {rank} is one of {servers} servers. Make a ParameterServer on it."
+            )
         self.index, self.num_workers = rank - servers, dist.get_world_size(group) - servers
         parameters = dict(module.named_parameters())
         self._servers = [
@@ -47,21 +50,21 @@ class ParameterWorker:
         """
         requested = {name: self._distinct(name, index) for name, index in (rows or {}).items()}
         for server in self._servers:
-            server.ask(requested)
+            server.start_pull(requested)
         self._finish()
         for server in self._servers:
             server.unpack()
 
     def push(self, samples: int = 1) -> None:
-        """Send the gradients of the module to the servers, and clear them here.
+        """Send the gradients of the module to the servers, and clear them on this worker.
 
         With "sync" the servers weight each worker's gradient by its `samples`: pass the batch size
-        if batch sizes differ.
+        if batch sizes differ. Raises: ValueError if `samples` is below 1.
         """
         if samples < 1:
             raise ValueError(f"push needs a number of samples of 1 or more, not {samples}.")
         for server in self._servers:
-            server.hand_over(samples)
+            server.start_push(samples)
         self._finish()
 
     def leave(self) -> None:
@@ -86,15 +89,19 @@ class ParameterWorker:
 
     def _distinct(self, name: str, index: Tensor) -> Tensor:
         if name not in self._tables:
-            known = ", ".join(self._tables) or "none: use nn.Embedding(sparse=True) to make one"
-            raise ValueError(f"{name!r} is not a table. Tables are {known}.")
+            tables = f"The tables are {', '.join(self._tables)}." if self._tables else (
+                "This module has none: use nn.Embedding(sparse=True) to make one."
+            )  # fmt: skip
+            raise ValueError(f"{name!r} is not a table. {tables}")
         rows: Tensor = torch.unique(index.detach().cpu().to(torch.int64))
         if len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < self._tables[name]:
-            raise IndexError(f"{name} has {self._tables[name]} rows; you want {rows.tolist()}.")
+            raise IndexError(
+                f"{name} has {self._tables[name]} rows, but pull got the rows {rows.tolist()}."
+            )
         return rows
 
     def _finish(self, servers: list[_Remote] | None = None) -> None:
-        """Wait for every server, and only then raise ConnectionError if one has died."""
+        """Wait for every server; after that, raise ConnectionError if a server has died."""
         lost: ConnectionError | None = None
         for server in self._servers if servers is None else servers:
             try:
@@ -106,7 +113,7 @@ class ParameterWorker:
 
 
 class _Remote:
-    """A worker's view of one server: pending messages and the tensors they use."""
+    """A worker's connection to one server, and the tensors that its messages use."""
 
     def __init__(self, line: Line, shard: Shard, parameters: Mapping[str, nn.Parameter]) -> None:
         self.line, self.shard, self.lost = line, shard, False
@@ -120,7 +127,7 @@ class _Remote:
                 parameter.data = value  # a pull receives directly into the parameter
         self._rows: list[tuple[nn.Parameter, Tensor, Tensor]] = []
 
-    def ask(self, requested: Mapping[str, Tensor]) -> None:
+    def start_pull(self, requested: Mapping[str, Tensor]) -> None:
         """Start a pull."""
         none = torch.empty(0, dtype=torch.int64)
         indices = [requested.get(key.name, none) for key in self.shard.tables]
@@ -141,7 +148,7 @@ class _Remote:
         for table, index, rows in self._rows:
             table.index_copy_(0, index.to(table.device), rows.to(table.device))
 
-    def hand_over(self, samples: int) -> None:
+    def start_push(self, samples: int) -> None:
         """Start a push of the dense gradients, and of the table rows that have a gradient."""
         places = self.shard.places(self._gradients)
         dense = self.shard.messages(self._gradients)
@@ -149,7 +156,7 @@ class _Remote:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            if number < self.shard.large and _can_travel(gradient, place):
+            if number < self.shard.large and _can_send_directly(gradient, place):
                 dense[number] = gradient.detach()
             else:
                 place.copy_(gradient)
@@ -163,7 +170,7 @@ class _Remote:
             parameter.grad = None
 
 
-def _can_travel(gradient: Tensor, place: Tensor) -> bool:
+def _can_send_directly(gradient: Tensor, place: Tensor) -> bool:
     """Return whether a gradient can be sent directly, without a copy to `place`."""
     equal = gradient.dtype == place.dtype and gradient.layout == place.layout
     return gradient.is_cpu and equal and gradient.is_contiguous()
@@ -173,6 +180,7 @@ def _rows_of(table: nn.Parameter) -> tuple[Tensor, Tensor]:
     """Return the indices of the rows of a table that have a gradient, and their gradients."""
     if table.grad is None:
         return torch.empty(0, dtype=torch.int64), table.new_empty(0, *table.shape[1:]).cpu()
-    gradient = table.grad if table.grad.is_sparse else table.grad.to_sparse(1)  # dense if tied
+    # The gradient of a tied table is dense.
+    gradient = table.grad if table.grad.is_sparse else table.grad.to_sparse(1)
     gradient = gradient.coalesce().cpu()
     return gradient.indices()[0].contiguous(), gradient.values().contiguous()

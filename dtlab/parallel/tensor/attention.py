@@ -31,16 +31,18 @@ class ParallelAttention(nn.Module):
 
     Args:
         hidden_size: a multiple of `num_heads`, which is a multiple of the number of ranks.
-        num_kv_heads: heads of keys and values, each shared by several query heads (Ainslie et al.
-            2023, "GQA"), also a multiple of the number of ranks; None: `num_heads`.
-        dropout: probability for attention weights; each rank draws different elements.
+        num_kv_heads: number of heads of keys and values, each used by several query heads (Ainslie
+            et al. 2023, "GQA"). It divides `num_heads` and is a multiple of the number of ranks.
+            None: `num_heads`.
+        dropout: probability for attention weights; each rank drops different elements.
         fused: use one operator that never stores the tokens x tokens matrices.
-        recompute: save only queries, keys and values for backward, and recompute these matrices.
+        recompute: without `fused`, save only queries, keys and values for backward, and recompute
+            the tokens x tokens matrices.
         sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size].
         group: the ranks that share the heads; None: all.
 
-    One weight, [q; k; v] of the dense layer, computes queries, keys and values; a rank has the
-    rows of its heads in each. Raises: ValueError for sizes that are not multiples as required.
+    The dense layer has one weight, [q; k; v], for queries, keys and values. A rank has the rows of
+    its heads in q, in k and in v. Raises: ValueError for sizes that are not multiples as required.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class ParallelAttention(nn.Module):
     def from_dense(
         cls, dense: Any, group: Group = None, *, sequence_parallel: bool = False
     ) -> Self:
-        """Make this rank's shard of a dense layer like that of `training.models`."""
+        """Make this rank's shard of a dense attention layer, such as that of `training.models`."""
         hidden_size = dense.projection.out_features
         rows = dense.queries_keys_values.out_features
         dropout = getattr(dense, "dropout", None)
@@ -114,7 +116,7 @@ class ParallelAttention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
 
     def core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Compute the part that is quadratic in the tokens: [b, heads, s, size] to the same."""
+        """Compute attention without the projections: q, k, v [b, heads, s, size] to that shape."""
         tokens = q.shape[-2]
         later = torch.full((tokens, tokens), -math.inf, dtype=q.dtype, device=q.device).triu(1)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) + later
@@ -127,7 +129,7 @@ def _head_size(hidden_size: int, num_heads: int, num_kv_heads: int) -> int:
         raise ValueError(f"{num_heads} heads do not divide a hidden size of {hidden_size}.")
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"{num_kv_heads} heads of keys and values do not divide {num_heads} of queries."
+            f"{num_kv_heads} heads of keys and values do not divide {num_heads} heads of queries."
         )
     return hidden_size // num_heads
 
@@ -135,9 +137,9 @@ def _head_size(hidden_size: int, num_heads: int, num_kv_heads: int) -> int:
 def _check_heads(num_heads: int, num_kv_heads: int, group: Group) -> None:
     ranks, most = dist.get_world_size(group), math.gcd(num_heads, num_kv_heads)
     if most % ranks:
-        fits = ", ".join(str(n) for n in range(1, most + 1) if most % n == 0)
+        fits = " or ".join(str(n) for n in range(1, most + 1) if most % n == 0)
         raise ValueError(
             f"ParallelAttention: {ranks} ranks do not divide {num_heads} heads of queries and "
-            f"{num_kv_heads} of keys and values; a rank has whole heads. Use a group of {fits} "
-            "ranks, or other numbers of heads."
+            f"{num_kv_heads} heads of keys and values, and each rank needs whole heads. Use a "
+            f"group of {fits} ranks, or other numbers of heads."
         )

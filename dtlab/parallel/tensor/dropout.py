@@ -1,19 +1,19 @@
 """Dropout for tensors that are divided among ranks: each rank draws different random numbers.
 
-A tensor that is replicated on all ranks must lose the same elements everywhere. A tensor that is
-divided must not: two halves of the heads, or of the tokens, would be correlated if both used the
-same mask.
+Dropout must drop the same elements of a replicated tensor on all ranks. It must draw a separate
+mask for each part of a divided tensor: with the same mask, two halves of the heads or of the
+tokens would be correlated.
 
     all ranks' random numbers, in sync     0.31  0.87 │            │ 0.12  0.55
     inside `rank_randomness`   rank 0                 │ 0.64  0.09 │
                                rank 1                 │ 0.43  0.71 │
 
-The seed inside is a number that all ranks draw, plus the rank. So the ranks' generators stay in
-sync before and after. No state is needed besides PyTorch's own, and a checkpoint that recomputes a
-part from the same state drops the same elements again.
+The seed inside is the rank plus a number that all ranks draw, so the ranks' generators are in sync
+again afterwards. No state is needed besides PyTorch's own. A checkpoint that recomputes a part of
+the model from the same state drops the same elements again.
 
-Ranks are in sync within one group. Replicas along a data axis should differ: seed each rank with
-its index there, `torch.manual_seed(seed + mesh.get_local_rank("data"))`.
+Only the ranks of one group are in sync. Replicas along a data axis should draw different numbers:
+seed each rank with its data index, `torch.manual_seed(seed + mesh.get_local_rank("data"))`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ __all__ = ["RankDropout", "rank_randomness"]
 def rank_randomness(device: torch.device, group: Group = None) -> Iterator[None]:
     """Make PyTorch's random numbers on the CPU and `device` differ by rank inside the block.
 
-    All ranks of the group must enter it with generators that are in sync; they leave it in sync.
+    All ranks of the group must enter the block with generators that are in sync. After the block
+    the generators are in sync again.
     """
     seed = int(torch.randint(2**31, ())) + dist.get_rank(group)
     cuda = device.type == "cuda"

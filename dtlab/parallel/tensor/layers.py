@@ -9,16 +9,17 @@ A transformer block of Megatron-LM on two ranks; f and g are the operators of re
     forward      f: none          g: all_reduce      2 all-reduces
     backward     f: all_reduce    g: none            2 all-reduces
 
-Column gives each rank some features, GELU works on single features and attention on single heads,
-and row takes them as they are, so no communication is needed between column and row. An all-reduce
-of bsh elements sends 2(t-1)/t bsh from each of t ranks: that is 8bsh(t-1)/t per layer and
-microbatch (Narayanan et al. 2021, section 3.2). Computation waits for each all-reduce, so keep a
+A column-parallel layer gives each rank some features. GELU works on each feature separately, and
+attention on each head, and the row-parallel layer takes the features that its rank has. So no
+communication is needed between column and row. For b sequences of s tokens and hidden size h, each
+of t ranks sends 2(t-1)/t bsh elements in an all-reduce, and 8bsh(t-1)/t per layer and microbatch
+(Narayanan et al. 2021, section 3.2). Computation waits for each all-reduce, so keep a
 tensor-parallel group inside a node.
 
 With `sequence_parallel` f is an all-gather and g a reduce-scatter, and norms and dropout process
-only this rank's tokens: see sequence.py. Each of these collectives sends half of what an
-all-reduce sends; backward gathers the inputs of the two columns once more, for a total of
-10bsh(t-1)/t.
+only this rank's tokens: see sequence.py. Each of these collectives sends half the bytes of an
+all-reduce. Backward gathers the inputs of the two column-parallel layers once more, so the total
+is 10bsh(t-1)/t.
 
 Each layer is an ordinary module. Its `state_dict` has this rank's shards under the names of the
 dense layer; `full_state_dict` has the dense tensors.
@@ -52,7 +53,7 @@ Recompute = Literal["none", "selective", "full"]
 
 
 class ParallelMLP(nn.Sequential):
-    """An MLP of column-parallel layer, GELU and row-parallel layer: [b, s, hidden_size] to same.
+    """A column-parallel layer, GELU and a row-parallel layer: [b, s, hidden_size] to the same.
 
     Args:
         hidden_size: size of input and output.
@@ -87,7 +88,7 @@ class ParallelMLP(nn.Sequential):
     def from_dense(
         cls, dense: nn.Sequential, group: Group = None, *, sequence_parallel: bool = False
     ) -> Self:
-        """Make this rank's shard of a dense nn.Sequential of linear, GELU and linear layer."""
+        """Make this rank's shard of a dense `nn.Sequential(linear, GELU, linear)`."""
         parts: list[Any] = list(dense)
         first, gelu, last = parts
         mlp = cls(
@@ -105,13 +106,13 @@ class ParallelBlock(nn.Module):
         hidden_size, num_heads, num_kv_heads: see `ParallelAttention`.
         dropout: the probability in three places: attention weights, attention output, MLP output.
         fused_attention: use one operator that never stores the tokens x tokens matrices.
-        recompute: "selective" checkpoints the core of attention, "full" the block with its
-            collectives.
+        recompute: "selective" checkpoints the core of attention, unless `fused_attention` is set;
+            "full" checkpoints the whole block, with its collectives.
         sequence_parallel: inputs and outputs are this rank's tokens, [b, s / ranks, hidden_size]:
             see `scatter_to_sequence` and `gather_from_sequence`.
-        group: the ranks that share the weights; None: all. Their random generators must be in
-            sync, so that they begin as shards of one dense layer and drop the same elements of
-            replicated tensors.
+        group: the ranks that share the weights; None: all. The ranks' random generators must be in
+            sync, so that their shards belong to one dense layer and dropout drops the same
+            elements of replicated tensors.
 
     Raises: ValueError for an unknown `recompute`, or numbers of heads that do not divide.
     """

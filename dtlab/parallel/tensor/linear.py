@@ -6,19 +6,19 @@
     rank 1  [ w w w w ]  outputs 2,3           [ w w | . . ]
             [ w w w w ]                rank 1  [ . . | w w ]  inputs 2,3
 
-The words "column" and "row" are the paper's. It computes xA, where A is this weight transposed, so
-a column of A is a row of the weight.
+The words "column" and "row" are the paper's. The paper computes xA, where A is this weight
+transposed, so a column of A is a row of the weight.
 
                           forward                          backward
     column parallel   f   return the input                 all-reduce the input's gradient
     row parallel      g   all-reduce the partial outputs   return the gradient
 
-`naive_column_linear` and `naive_row_linear` are `F.linear` with f before it or g after it. The
-layers compute the same in one autograd function each. Column starts the all-reduce of the input's
-gradient and computes the weight's gradient meanwhile. Row reduces its product in place, without a
-copy. The layers also divide a dense layer's parameters, and take sequence parallelism: then the
-input of column and the output of row are this rank's tokens. Column saves only these for backward,
-and gathers all tokens again there.
+`naive_column_linear` is `F.linear` after f, and `naive_row_linear` is `F.linear` before g. Each of
+the layers computes the same in one autograd function. The column-parallel layer computes the
+weight's gradient while the input's gradient is all-reduced. The row-parallel layer reduces its
+product in place, without a copy. The layers also divide a dense layer's parameters, and support
+sequence parallelism: then the input of column and the output of row are this rank's tokens. Column
+saves only these tokens, and gathers all tokens again in backward.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -69,7 +69,7 @@ TOKENS = -2  # the dim of tokens in [batch, tokens, features]
 def naive_column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
 ) -> Tensor:
-    """Return this rank's outputs [..., out / N] for the whole input x [..., in].
+    """Return this rank's outputs [..., out / N] for the whole input x [..., in], on N ranks.
 
     `weight` [out / N, in] and `bias` [out / N] are this rank's rows of the dense layer.
     """
@@ -79,12 +79,12 @@ def naive_column_linear(
 def naive_row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
 ) -> Tensor:
-    """Return all outputs [..., out] for this rank's input features x [..., in / N].
+    """Return all outputs [..., out] for this rank's input features x [..., in / N], on N ranks.
 
     `weight` [out, in / N] is this rank's columns of the dense weight; `bias` [out] is whole.
     """
     y = reduce_from_region(F.linear(x, weight), group)
-    return y if bias is None else y + bias  # before the sum, the bias would count N times
+    return y if bias is None else y + bias  # added before the sum, the bias would count N times
 
 
 # Each rank's part of a dense layer's parameters -----------------------------------------------
@@ -98,10 +98,7 @@ def naive_row_linear(
 
 @dataclass(frozen=True)
 class Split:
-    """How dim `dim` of a parameter is divided: `sizes` are the sizes of the pieces it consists of.
-
-    Each piece is divided among all ranks.
-    """
+    """How a parameter is divided: `dim` consists of pieces of `sizes`, each cut for all ranks."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -144,7 +141,9 @@ class ShardedLayer(nn.Module):
     generators are in sync: each rank draws the whole layer, and briefly holds it in memory.
 
     Attributes:
-        splits: how each divided parameter is cut. Parameters not in it are whole on every rank.
+        splits: how each divided parameter is cut. The other parameters are whole on every rank.
+
+    Raises: ValueError on a rank that is not in the group.
     """
 
     def __init__(self, group: Group) -> None:
@@ -160,7 +159,8 @@ class ShardedLayer(nn.Module):
     def load_part_of(self, dense: nn.Module) -> None:
         """Copy this rank's part of a dense layer's parameters, with their `requires_grad`.
 
-        Raises: ValueError if there are more ranks than elements to divide.
+        Raises: ValueError if there are more ranks than elements to divide, or if a parameter of
+        the dense layer has another size.
         """
         for name, split in self.splits.items():
             if min(split.sizes) < self.ranks:
@@ -181,7 +181,7 @@ class ShardedLayer(nn.Module):
             self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
 
     def check_input(self, tensor: Tensor, expected: int, hint: str) -> None:
-        """Raise ValueError, before communication, if the last dim is not `expected`."""
+        """Raise ValueError, before communication, unless the last dim has `expected` elements."""
         if tensor.shape[-1] != expected:
             raise ValueError(
                 f"{type(self).__name__} on rank {self.rank} of {self.ranks} needs {expected} "
@@ -218,16 +218,16 @@ class _ParallelLinear(ShardedLayer):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """`nn.Linear` of which each rank computes some outputs: [..., in] to [..., out / ranks].
+    """An `nn.Linear` of which each rank computes some outputs: [..., in] to [..., out / ranks].
 
     Args:
-        in_features, out_features, bias, device, dtype: of the dense layer. If the outputs are not
-            divisible by the ranks, the first ranks have one more.
+        in_features, out_features, bias, device, dtype: of the dense layer. If the number of ranks
+            does not divide the outputs, the first ranks have one output more.
         gather_output: return all outputs on all ranks, with one more all-gather. A row-parallel
-            layer that follows does not need it.
+            layer that follows needs only this rank's outputs.
         sequence_parallel: the input is this rank's tokens, [..., s / ranks, in].
-        pieces: sizes of several weights concatenated in one, such as [q; k; v]: each is divided
-            among all ranks. None: one weight.
+        pieces: sizes of the weights that are concatenated in this weight, such as [q; k; v]; each
+            of them is divided among all ranks. None: one weight.
         group: the ranks that share the weight; None: all.
 
     Raises: ValueError for fewer outputs than ranks, pieces whose sum is not out_features, pieces
@@ -273,18 +273,19 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """`nn.Linear` of which each rank has some inputs: [..., in / ranks] to [..., out].
+    """An `nn.Linear` of which each rank has some inputs: [..., in / ranks] to [..., out].
 
     Args:
-        in_features, out_features, bias, device, dtype: of the dense layer. If the inputs are not
-            divisible by the ranks, the first ranks have one more. The bias is whole on every rank.
+        in_features, out_features, bias, device, dtype: of the dense layer. If the number of ranks
+            does not divide the inputs, the first ranks have one input more. The bias is whole on
+            every rank.
         input_is_parallel: True: the input is this rank's part, as a column-parallel layer returns
             it. False: the input is the same whole tensor on all ranks.
         sequence_parallel: the output is this rank's tokens, [..., s / ranks, out].
         group: the ranks that share the weight; None: all.
 
-    Raises: ValueError for fewer inputs than ranks, an input of the wrong size, or token numbers
-        that are not divisible by the ranks.
+    Raises: ValueError for fewer inputs than ranks, an input of the wrong size, or, with
+        `sequence_parallel`, a number of tokens that is not divisible by the number of ranks.
     """
 
     def __init__(
@@ -310,7 +311,7 @@ class RowParallelLinear(_ParallelLinear):
             self.check_input(x, self.in_features, "input_is_parallel=False takes all features.")
             x = scatter_to_region(x, self.group)
         hint = (
-            f"That is its part of {self.in_features}: do not gather the output of the "
+            f"These are its part of {self.in_features} features. Do not gather the output of the "
             "column-parallel layer, or set input_is_parallel=False."
         )
         self.check_input(x, self.weight.shape[1], hint)
@@ -392,10 +393,10 @@ def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _cast_for_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
-    """Cast as autocast does for `F.linear`: it does not look into other autograd functions."""
+    """Cast as autocast does for `F.linear`; autocast does not reach into autograd functions."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     if not torch.is_autocast_enabled(device):
         return list(tensors)
     dtype = torch.get_autocast_dtype(device)
-    wide = torch.float64  # autocast does not cast it
+    wide = torch.float64  # autocast does not cast float64 tensors
     return [t if t is None or t.dtype == wide else t.to(dtype) for t in tensors]

@@ -1,7 +1,7 @@
 """The operators f and g of Megatron-LM, gather and scatter: collectives with a backward pass.
 
-A collective in the forward pass needs another collective in the backward pass, which autograd does
-not know. Each function here contains both. The functions of a pair are each other's reverse.
+A collective in the forward pass needs another collective in the backward pass, which autograd
+cannot derive. Each function here contains both. The functions of a pair are each other's reverse.
 
     function                  forward       backward
     copy_to_region        f   none          all_reduce
@@ -59,8 +59,8 @@ def scatter_to_region(tensor: Tensor, group: Group = None) -> Tensor:
     size, ranks = tensor.shape[-1], dist.get_world_size(group)
     if size < ranks:
         raise ValueError(
-            f"scatter_to_region: {ranks} ranks cannot share a last dim of {size}: some would have "
-            "nothing. Use a smaller group."
+            f"scatter_to_region: {ranks} ranks cannot share a last dim of {size}: some ranks "
+            "would have no elements. Use a smaller group."
         )
     return _Scatter.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -68,8 +68,8 @@ def scatter_to_region(tensor: Tensor, group: Group = None) -> Tensor:
 def gather_from_region(tensor: Tensor, group: Group = None, total: int | None = None) -> Tensor:
     """Concatenate all ranks' parts along the last dim.
 
-    `total` is the size of the result if it is not divisible by the ranks; without it all parts
-    must have the same size.
+    If the number of ranks does not divide the size of the result, pass that size as `total`.
+    Without `total`, all parts must have the same size.
     Raises: ValueError if this rank's part does not have its share of `total`.
     """
     if total is not None:
@@ -78,7 +78,8 @@ def gather_from_region(tensor: Tensor, group: Group = None, total: int | None = 
         if tensor.shape[-1] != expected:
             raise ValueError(
                 f"gather_from_region: rank {rank} of {ranks} must have {expected} of {total} "
-                f"elements, not {tensor.shape[-1]}. Cut as scatter_to_region or tensor_split do."
+                f"elements, not {tensor.shape[-1]}. Cut the tensor with scatter_to_region or "
+                "tensor_split."
             )
     return _Gather.apply(tensor, group, total)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -131,7 +132,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    """Copy a tensor that is reduced in place: autograd may use the original elsewhere."""
+    """Copy a tensor before it is reduced in place: autograd may use the original elsewhere."""
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
@@ -177,8 +178,8 @@ def start_gather(
 ) -> Finish:
     """Start to concatenate the parts of all ranks along `dim`.
 
-    `total` is the length of the result if it may not be divisible by the ranks: then shorter parts
-    are padded for the transfer. Without it all parts must have the same length.
+    `total` is the length of the result. With `total`, parts may differ by one element; shorter
+    parts are padded for the transfer. Without it, all parts must have the same length.
     """
     ranks, dim = dist.get_world_size(group), dim % tensor.dim()
     if ranks == 1:
@@ -202,7 +203,7 @@ def start_gather(
 
 
 def start_reduce_scatter(tensor: Tensor, dim: int, group: Group = None) -> Finish:
-    """Start to sum this rank's part along `dim` of the tensors of all ranks.
+    """Start to sum the tensors of all ranks; the result is this rank's part along `dim`.
 
     The dim must be divisible by the number of ranks. On gloo this is an all-to-all, whose chunks
     are summed by the receiver: see `exchange_reduce_scatter`.

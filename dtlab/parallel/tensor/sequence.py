@@ -1,4 +1,4 @@
-"""Megatron-LM's sequence parallelism: between tensor-parallel regions each rank has some tokens.
+"""Megatron-LM's sequence parallelism: each rank has some tokens between tensor-parallel regions.
 
 Norms and dropout process each token separately. With tensor parallelism alone every rank does this
 for all tokens, and saves their activations. Here each rank does it for its own tokens only. A
@@ -60,8 +60,8 @@ def gather_from_sequence(
 ) -> Tensor:
     """Concatenate the tokens of all ranks; each rank must have the same number.
 
-    `then_sharded` is about the computation after this call. True: each rank uses different
-    weights, so it computes a part of the gradient, and backward sums the parts. False: all ranks
+    `then_sharded` describes the computation after this call. True: the ranks use different
+    weights, so each computes a part of the gradient, and backward sums the parts. False: all ranks
     compute the same, as at the end of a model, so each has the whole gradient, and backward does
     not communicate.
     """
@@ -78,9 +78,11 @@ def reduce_scatter_to_sequence(tensor: Tensor, group: Group = None, dim: int = 1
 
 
 def share_parameters(*parameters: Tensor, group: Group = None) -> tuple[Tensor, ...]:
-    """Return replicated parameters for use on this rank's tokens; their gradients are summed.
+    """Return replicated parameters for use on this rank's tokens; backward sums their gradients.
 
-    One all-reduce sums all gradients, so pass parameters that are used together in one call.
+    The gradients are summed over the ranks. Each call needs one all-reduce per dtype and device,
+    for the gradients of all its parameters. So pass parameters that are used together to the same
+    call.
     """
     return _Share.apply(group, *parameters)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -1,8 +1,8 @@
 """State dicts and gradient norms of modules with both divided and replicated parameters.
 
-                      rank 0    rank 1     dense state        squares of the gradient's norm
+                      rank 0    rank 1     dense state        squared norm of the gradients
 divided: weights      w w . .   . . w w    w w w w  gathered  summed over ranks
-whole: norms, bias    b b       b b        b b      once      counted once
+replicated: biases    b b       b b        b b      copied    counted once
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ State = dict[str, Any]
 
 
 def full_state_dict(module: nn.Module) -> State:
-    """Return the `state_dict` of the dense module, copied, on every rank.
+    """Return a copy of the dense module's `state_dict`, on every rank.
 
-    Call it on all ranks of the group; divided tensors are gathered one by one. A tensor with two
-    names, such as a tied embedding, is one tensor in the result too.
+    Call this on all ranks of the group; divided tensors are gathered one by one. A tensor with two
+    names, such as a tied embedding, is also one tensor with two names in the result.
     """
     shards, state, done = _shards(module), module.state_dict(), dict[int, Tensor]()
     for name, tensor in state.items():
@@ -45,10 +45,12 @@ def full_state_dict(module: nn.Module) -> State:
 
 
 def load_full_state_dict(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load the state of `full_state_dict` or of the dense module, on any number of ranks.
+    """Load a state that `full_state_dict` returned, or the `state_dict` of the dense module.
 
-    Each rank takes its part of the dense tensors, without communication.
-    Raises: RuntimeError for names that are missing or unknown, ValueError for wrong shapes.
+    The number of ranks may differ from the number that saved the state. Each rank takes its part
+    of the dense tensors, without communication.
+    Raises: ValueError if the divided dim of a tensor has the wrong size; RuntimeError for missing
+    or unknown names, and for any other wrong shape.
     """
     shards, current = _shards(module), module.state_dict()
     parts = dict(state)
@@ -76,8 +78,8 @@ def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
     if present != expected:
         raise ValueError(
             f"{type(module).__name__} has the parameters {sorted(present)}, but the dense "
-            f"{type(dense).__name__} has {sorted(expected)}: not the same layer. Pass a dense "
-            "module with the same parameters."
+            f"{type(dense).__name__} has {sorted(expected)}. Pass a dense module with the same "
+            "parameters."
         )
     for prefix in {name.rpartition(".")[0] for name in present}:
         part, whole = module.get_submodule(prefix), dense.get_submodule(prefix)
@@ -91,7 +93,7 @@ def take_shards(module: AnyModule, dense: nn.Module) -> AnyModule:
 
 
 def _shards(module: nn.Module) -> dict[int, tuple[ShardedLayer, Split]]:
-    """Return layer and split of each divided parameter, keyed by the address of its data.
+    """Return the layer and the split of each divided parameter, by the address of its data.
 
     Names cannot be keys, because wrappers change them.
     """
@@ -122,13 +124,13 @@ def clip_grad_norm_(module: nn.Module, max_norm: float, norm_type: float = 2.0) 
     """Scale gradients so that the norm of the dense module's gradients is at most `max_norm`.
 
     `torch.nn.utils.clip_grad_norm_` would compute the norm of one rank's shards, so ranks would
-    scale by different factors. Returns the norm before scaling, on every rank. It needs one
-    all-reduce of one number. Raises: ValueError if no layer of the module is divided among ranks,
-    or layers use different groups.
+    scale by different factors. Returns the norm before scaling, on every rank. Communication is
+    one all-reduce of one number. Raises: ValueError if no layer of the module is divided among
+    ranks, or layers have different groups.
     """
     layers = [each for each in module.modules() if isinstance(each, ShardedLayer)]
     if len({id(layer.group) for layer in layers}) != 1:
-        problem = "layers have different groups" if layers else "no layer is shared by ranks"
+        problem = "layers have different groups" if layers else "no layer is divided among ranks"
         raise ValueError(
             f"clip_grad_norm_: {problem}. Pass a module whose parallel layers have one group."
         )

@@ -109,7 +109,7 @@ def vocab_parallel_cross_entropy(
         logits: logits of this rank's part of the vocabulary, in the order of the ranks. Parts may
             differ in size.
         target: ids [...] in the whole vocabulary, the same on all ranks.
-        ignore_index: a target that is not counted.
+        ignore_index: the target of tokens that do not count in the loss.
         reduction: "mean" over the counted targets, "sum", or "none".
         group: the ranks that share the vocabulary; None: all.
 
@@ -176,7 +176,7 @@ def _largest(logits: Tensor, group: Group) -> tuple[Tensor, list[int]]:
 
 
 def _check_ids(name: str, ids: Tensor, size: int) -> None:
-    """Raise IndexError for an id outside the vocabulary: no rank has it, so it would become 0."""
+    """Raise IndexError for an id outside the vocabulary: no rank has a row or a logit for it."""
     outside = ids[(ids < 0) | (ids >= size)]
     if outside.numel():
         raise IndexError(f"{name}: id {int(outside[0])} is outside of the vocabulary of {size}.")

@@ -2,13 +2,13 @@
 
 optimizers.py           `Zero1`, `Zero2`: each rank steps its shard of the parameters
   sharded_optimizer.py    parameter groups, the step, and the test that an optimizer can be sharded
-  buckets.py              whole values of some parameters, and a shard of everything else
+  buckets.py              full parameters on every rank, and a shard of their optimizer state
   state.py                optimizer state, saved by N ranks and loaded by M ranks
 fully_sharded.py        `Zero3`: also divides parameters, and gathers them block by block
-  sharded_block.py        a block and its shard: gathered, used, freed, its gradients reduced
+  sharded_block.py        gathers and frees the parameters of a block, and reduces its gradients
   sharded_module.py       a module made of blocks: optimizers, clipping, state
   wrap_policy.py          which submodules become blocks
-watch.py                a model at any ZeRO stage, and the bytes that a rank holds over its steps
+watch.py                a model at any ZeRO stage, and the bytes that a rank holds during a step
 shards.py               flat tensors divided evenly among ranks, and the collectives on them
 """
 

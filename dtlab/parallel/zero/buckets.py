@@ -1,11 +1,13 @@
-"""A bucket of ZeRO stages 1 and 2: whole values of some parameters, a shard of everything else.
+"""A bucket of ZeRO stages 1 and 2: full parameters on every rank, sharded optimizer state.
 
-    values         [ a a a | a b b | b c . ]    on every rank; a, b and c are views
-    shard                  | a b b |            stepped by its owner, which keeps optimizer state
-    segments               [ a b b ]            one, if all its parameters are used together;
-                           [ a ][b b]           otherwise one for each parameter in the shard
+    parameters     [ a a a | a b b | b c . ]    on every rank; a, b and c are views
+    shard                  | a b b |            this rank's elements
+    segments               [ a b b ]            what this rank's optimizer steps: one segment if
+                                                all parameters in the shard are used together;
+                           [ a ][b b]           otherwise one segment for each of them
 
-Gradients have the same layout, but exist only until they are reduced to the owners.
+Full gradients have the same layout, and are freed when they have been reduced. Each rank keeps the
+reduced gradient of its shard.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ __all__ = ["ShardedBucket"]
 class ShardedBucket:
     """Parameters of one dtype, device and parameter group, of which this rank steps a shard.
 
-    Once all gradients have arrived they are reduced to the owners in a flat tensor, and freed.
-    `gradient` is this rank's result: the mean over ranks, accumulated over backward passes.
+    `send` reduces all gradients, in a flat tensor, to the ranks that own the shards, and frees
+    them. `gradient` is this rank's result: the mean over ranks, accumulated over backward passes.
 
     Args:
-        numbers: numbers of the parameters, counted through all groups.
+        numbers: the number of each parameter, counted over all parameter groups.
         master_dtype: dtype in which the shard is stepped, if wider than that of the parameters.
+        same_start: whether all ranks begin with the first rank's parameters.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class ShardedBucket:
         self.segments = self._made_segments()
         self.gradient: Tensor | None = None
         self.used: set[int] = set()  # indices of parameters that have had a gradient
-        self.is_sent = False  # in the current backward pass
+        self.is_sent = False  # whether `send` ran in the current backward pass
         self._arrived: set[int] = set()  # indices of gradients that arrived in this pass
         self._arriving: tuple[Tensor, Wait, Tensor] | None = None  # keeps the sent tensor alive
 
@@ -95,7 +98,7 @@ class ShardedBucket:
         return states
 
     def split(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on step each parameter separately, as some are used without the others."""
+        """Step each parameter separately from now on: some are used without the others."""
         if len(self.runs) == len(self.pieces):
             return
         (old,), states = self.segments, self.states(optimizer)
@@ -118,7 +121,7 @@ class ShardedBucket:
         return len(self._arrived) == len(self.parameters) and not self.is_sent
 
     def mark_arrived(self, place: int) -> None:
-        """Note that the gradient of a parameter is in `.grad`; it waits there for the others."""
+        """Record that the gradient of the parameter at `place` is in `.grad`."""
         self._arrived.add(place)
 
     def send(self) -> None:
@@ -140,13 +143,13 @@ class ShardedBucket:
         if gradient.is_sparse:
             raise TypeError(
                 f"a gradient of shape {tuple(gradient.shape)} is sparse, but shards are dense. "
-                "Make the embedding with sparse=False, or leave it to a parameter server."
+                "Make the embedding with sparse=False, or put it on a parameter server."
             )
         self.used.add(place)
         return in_memory_order(gradient, parameter)
 
     def receive(self) -> None:
-        """Wait for the reduce, add this rank's result to `gradient`, and free the buffers."""
+        """Wait for the reduce-scatter, add its result to `gradient`, and free the buffers."""
         if self._arriving is None:
             return
         arriving, wait, _ = self._arriving
@@ -169,7 +172,7 @@ class ShardedBucket:
     # ------------------------------------------------------------------ the step
 
     def hand_reduced(self, used: Sequence[int], optimizer: torch.optim.Optimizer) -> None:
-        """Give the segments the reduced gradient, or None if no rank has used the parameter."""
+        """Set the segments' `.grad` to the reduced gradient; to None if no rank has one."""
         assert self.gradient is not None
         if len({bool(used[piece.index]) for piece in self.pieces}) > 1:
             self.split(optimizer)
@@ -178,7 +181,7 @@ class ShardedBucket:
             segment.grad = part.to(segment.dtype) if used[run[0].index] else None
 
     def hand_averaged(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give the segments their parts of gradients that are already averaged."""
+        """Set the segments' `.grad` to their parts of gradients that are already averaged."""
         gradients = [self.parameters[piece.index].grad for piece in self.pieces]
         if len({gradient is None for gradient in gradients}) > 1:
             self.split(optimizer)
@@ -193,7 +196,7 @@ class ShardedBucket:
             segment.grad = None if whole is None else whole.to(segment.dtype)
 
     def check_place(self) -> None:
-        """Raise RuntimeError if a parameter does not lie in the flat tensor any more."""
+        """Raise RuntimeError if a parameter is no longer a view of the flat tensor."""
         for parameter, pointer in zip(self.parameters, self._pointers, strict=True):
             if parameter.data_ptr() != pointer:
                 raise RuntimeError(
@@ -203,13 +206,13 @@ class ShardedBucket:
                 )
 
     def refresh_master(self) -> None:
-        """Copy parameters that were changed outside the optimizer, as by `load_state_dict`."""
+        """Update master weights of parameters that `load_state_dict` or user code has changed."""
         if self.master is not self.shard:
             same = self.master.to(self.shard.dtype) == self.shard
             self.master.copy_(torch.where(same, self.master, self.shard.to(self.master.dtype)))
 
     def take_stepped(self) -> None:
-        """Copy the stepped segments into this rank's shard of the values."""
+        """Copy the stepped segments into this rank's shard of the parameters."""
         for segment in self.segments:
             segment.grad = None
         if self.master is not self.shard:

@@ -1,4 +1,4 @@
-"""ZeRO stage 3: each rank keeps 1/N of the parameters, gradients and optimizer state.
+"""ZeRO stage 3: each of N ranks keeps 1/N of the parameters, gradients and optimizer state.
 
 The module is cut into blocks. The parameters of a block are gathered just before it computes, in
 forward and again in backward, and freed after that. A reduce-scatter sends its gradients to their
@@ -6,10 +6,10 @@ owners. For Psi parameters each rank sends 3 Psi (N-1)/N elements per step, whil
 sends 2 Psi (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
 
 `SimpleShardedLinear` shows this for one layer. `NaiveZero3` does it for any module with hooks, and
-waits for each collective. `Zero3` overlaps: while one block computes, the next one is gathered and
-the gradients of the one before are reduced (Zhao et al. 2023, "PyTorch FSDP", section 3.3). How a
-block is gathered and freed is in `sharded_block.py`, how a module is cut into blocks in
-`sharded_module.py`. The numbers are those of the block that a collective serves:
+waits for each collective. `Zero3` overlaps: while a block computes, the next block is gathered and
+the gradients of the previous block are reduced (Zhao et al. 2023, "PyTorch FSDP", section 3.3).
+`sharded_block.py` gathers and frees a block; `sharded_module.py` cuts a module into blocks. Each
+number is the block that a collective gathers or reduces:
 
     forward     compute   root  block 0       block 1       block 2
                 gather       └─ 1 ─┘     └─ 2 ─┘
@@ -99,7 +99,7 @@ def _gather_rows(shard: Tensor) -> Tensor:
 
 
 class NaiveZero3(ShardedModule):
-    """ZeRO stage 3 of a module: gather a block, compute, free it; reduce when backward is done.
+    """ZeRO stage 3 of a module: gathers a block, computes, and frees it; reduces its gradients.
 
     Every parameter must be trained, and its block must be called exactly once in each forward
     pass. For the arguments see `Zero3`.
@@ -121,7 +121,7 @@ class NaiveZero3(ShardedModule):
     def _after_forward(self, block: ShardedBlock, module: nn.Module, _: Any, output: Any) -> None:
         block.free()  # its views in the graph are valid again after the next gather
         for tensor in tensors_in(output):
-            if tensor.requires_grad:  # backward comes to the block with this tensor's gradient
+            if tensor.requires_grad:  # its gradient is ready just before the block's backward
                 tensor.register_hook(lambda _: block.gather())  # type: ignore[no-untyped-call]
 
     def _arrived(self, block: ShardedBlock, shard: FlatShard, index: int, _: Tensor) -> None:
@@ -140,10 +140,11 @@ class Zero3(ShardedModule):
     A piece is one-dimensional, and empty if other ranks have the whole parameter. The pieces are
     the parameter objects of the original module, so parameter groups remain valid whether they
     were made before wrapping (for example by shape) or after it (by name). After `backward` each
-    has the mean gradient over all ranks of `group`.
+    piece has the mean gradient over all ranks of `group`.
 
-    Every rank must call the same blocks in the same order. A parameter that a rank does not use
-    counts as zero there; one that no rank uses gets no gradient. Buffers are not synchronized.
+    Every rank must call the same blocks in the same order. A rank that does not use a parameter
+    adds zeros to the mean. A parameter that no rank uses gets no gradient. Buffers are not
+    synchronized.
 
     Args:
         module: its parameters and buffers become those of the group's first rank. A parameter
@@ -151,18 +152,21 @@ class Zero3(ShardedModule):
         group: the ranks that share parameters and batch; None: all.
         blocks: a class of modules, a predicate on modules, or a list of submodules. None: the
             siblings that minimize the memory gathered at once, such as the elements of a
-            `ModuleList` of layers. The root block has the remaining parameters. []: root only.
+            `ModuleList` of layers. The root block, which is the module itself, has the remaining
+            parameters. []: only the root block.
         dtype: of parameters during computation, and of floating-point inputs of the module; None:
             their original dtype. Shards keep the original dtype, usually fp32.
         reduce_dtype: of gradients during reduce-scatter; None: the dtype they were computed in.
         reshard_after_forward: True: blocks are freed between forward and backward, so that a step
-            has 3 collectives per block. False: they stay, so it has 2. None: only the root stays.
-        prefetch: number of blocks that are gathered ahead of the current one.
+            has 3 collectives per block. False: blocks stay gathered, so that a step has 2. None:
+            only the root block stays gathered.
+        prefetch: number of blocks that are gathered ahead of the current block.
         all_gather, reduce_scatter: see `Transport`; `dtlab.collectives` has rings.
 
     Raises:
-        ValueError: no parameter needs a gradient, parameters are on the meta device, or `blocks`
-            contains modules that are not submodules.
+        ValueError: no parameter needs a gradient, parameters are on the meta device, this rank is
+            not in `group`, `prefetch` is below 0, or `blocks` matches no submodule, or contains a
+            module that is not a submodule or is never called.
         RuntimeError: the module is moved, frozen or unfrozen after it was wrapped.
         TypeError: in backward, for a sparse gradient; in `step` of an optimizer that does not work
             element by element.
@@ -182,7 +186,7 @@ class Zero3(ShardedModule):
         reduce_scatter: Collective | None = None,
     ) -> None:
         if prefetch < 0:
-            raise ValueError(f"prefetch={prefetch}: give the number of blocks ahead, 0 or more.")
+            raise ValueError(f"prefetch={prefetch} is below 0. Pass a number of blocks, or 0.")
         super().__init__(module, group, blocks, dtype, reduce_dtype, all_gather, reduce_scatter)
         self.reshard_after_forward, self.prefetch, self._dtype = (
             reshard_after_forward, prefetch, dtype,
@@ -214,7 +218,7 @@ class Zero3(ShardedModule):
 
         The first backward pass after the block reduces the sum. That saves reduce-scatters, but no
         gathers: k microbatches send (2k + 1) Psi (N-1)/N elements instead of 3k Psi (N-1)/N, and
-        until then each rank keeps the gradients of all parameters.
+        until that pass each rank keeps the gradients of all parameters.
         """
         before, self._sync_enabled = self._sync_enabled, False
         try:
@@ -262,7 +266,7 @@ class Zero3(ShardedModule):
             register_multi_grad_hook(outputs, before, mode="any")
 
     def _begin_forward(self) -> None:
-        """Begin a forward pass; discard what an interrupted pass has left."""
+        """Begin a forward pass; discard the state of an interrupted pass."""
         for block in self.blocks:
             block.check_frozen()
             if self._backward_id != -1:  # an exception interrupted the last backward pass
@@ -323,7 +327,7 @@ class Zero3(ShardedModule):
         self._gather_ahead(self.prefetch + 1 - max(1, leaves))
 
     def _send(self, block: ShardedBlock) -> None:
-        """Start to reduce the block's gradients, after the previous reduce: that limits memory."""
+        """Start to reduce the block's gradients after the previous reduce, to limit memory."""
         del self._unsent[block]
         if self._sync_enabled:
             while self._sending:
@@ -334,7 +338,7 @@ class Zero3(ShardedModule):
     def _end_backward(self) -> None:
         for block in reversed(self.blocks):  # in the same order on all ranks
             self._awaiting_backward[block] -= self._in_backward_call.get(block, set())
-            if block.has_arrived:  # after its reduce-scatter, or inside an earlier `no_sync`
+            if block.has_arrived:  # gradients from after its reduce-scatter, or from `no_sync`
                 self._unsent[block] = None
             if block in self._unsent:
                 self._send(block)
@@ -353,7 +357,7 @@ class Zero3(ShardedModule):
 
 
 class _Call:
-    """One call of a block in a forward pass; it lives as long as the call's autograd graph."""
+    """One call of a block in a forward pass; exists as long as the call's autograd graph."""
 
     handle: Any = None
 

@@ -3,13 +3,13 @@
 `SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` cuts flat buckets of
 parameters into N equal shards. So the division is even, and a bucket needs one reduce-scatter and
 one all-gather, not a reduce and a broadcast for each parameter. `Zero2` also reduces gradients
-during backward, and keeps only those of its shard. Both save and load their state. The step is in
-their base class, in `sharded_optimizer.py`. ZeRO stage 3, in which no rank has all parameters,
-wraps a module: `Zero3`, in `fully_sharded.py`.
+during backward, and each rank keeps only the gradients of its shard. Their base class, in
+`sharded_optimizer.py`, makes the buckets, and saves and loads the state. At ZeRO stage 3 no rank
+has all parameters: `Zero3`, in `fully_sharded.py`, wraps a module.
 
     each rank's gradients ──► reduced to each shard's owner ──► owner steps ──► all-gather
 
-Memory per rank in bytes for Psi parameters in fp32 with Adam, and when gradients are reduced
+Bytes per rank for Psi parameters in fp32 with Adam on N ranks, and when gradients are reduced
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 section 5):
 
@@ -43,11 +43,11 @@ __all__ = ["SimpleZero1", "Zero1", "Zero2"]
 
 
 class SimpleZero1:
-    """ZeRO stage 1 in its simplest form: each parameter has one owner, the only rank to step it.
+    """ZeRO stage 1 in its simplest form: each parameter has one owner, the rank that steps it.
 
-    An optimizer keeps state only for the parameters that it is given. Each rank gives its
-    optimizer every N-th parameter, so it keeps about 1/N of the state. All ranks begin with the
-    first rank's parameters. Every parameter must have a gradient.
+    An optimizer keeps state only for its own parameters. Each of N ranks makes an optimizer of
+    every N-th parameter, so the rank keeps about 1/N of the state. All ranks begin with the first
+    rank's parameters. Every parameter must have a gradient.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class SimpleZero1:
         self.size = dist.get_world_size()
         for parameter in self.params:
             dist.broadcast(parameter.data, src=0)
-        owned = self.params[dist.get_rank() :: self.size]  # empty if there are more ranks
+        owned = self.params[dist.get_rank() :: self.size]  # may be empty on the last ranks
         self.optimizer = optimizer_class(owned, **arguments) if owned else None
 
     def step(self) -> None:
-        """Reduce gradients to the owners, step there, and broadcast the new parameters."""
+        """Reduce gradients to the owners, step owned parameters, and broadcast the new values."""
         for number, parameter in enumerate(self.params):
             dist.reduce(parameter.grad, dst=number % self.size)  # only the owner gets the sum
             parameter.grad /= self.size  # only the owner uses it
@@ -83,10 +83,11 @@ class Zero1(ShardedOptimizer):
     Use it like the optimizer itself, with a plain module: `loss.backward(); optimizer.step();
     optimizer.zero_grad()`. Gradients stay on their rank until `step` reduces them to the owners of
     the shards, so gradients of several backward passes are accumulated and reduced once. A step
-    consumes the gradients: `.grad` is None after it. All parameters begin as the first rank's.
+    consumes the gradients: `.grad` is None after it. All ranks begin with the first rank's
+    parameters.
 
     You may change `param_groups` between steps, as `torch.optim.lr_scheduler` does. Frozen
-    parameters do not change, and parameters without a gradient on any rank are not stepped.
+    parameters do not change. A parameter is not stepped if no rank has a gradient of it.
 
     Args:
         params: parameters, or groups of them. Their memory moves into flat tensors, so move the
@@ -95,19 +96,21 @@ class Zero1(ShardedOptimizer):
             this: see `defaults_of_elementwise`.
         group: the ranks that share the state; None: all.
         reduces: False if `DataParallel` or PyTorch's DDP averages the gradients already, and keeps
-            them whole. Traffic is then 3 Psi, and parameters are not broadcast.
+            them whole. Each rank then sends 3 Psi (N-1)/N elements per step, and parameters are
+            not broadcast at the start.
         master_dtype: dtype in which narrower parameters, such as bfloat16, are stepped:
             torch.float32 for mixed precision. These master weights count as optimizer state.
         bucket_cap_mb: size of a bucket in MiB. None: a twentieth of all parameters, but between 1
-            and 25. A rank needs memory for a few buckets in addition to the table above.
+            and 25. A rank needs memory for a few buckets besides that in the table above.
         all_gather, reduce_scatter: see `dtlab.parallel.zero.shards.Transport`.
         optimizer_arguments: arguments of `optimizer_class`.
 
     Raises:
         TypeError: the optimizer does not work element by element, or a gradient is sparse.
-        ValueError: no parameter needs a gradient, two share memory, or `bucket_cap_mb` is not
-            above 0.
-        RuntimeError: in `step`, if parameters were moved, or gradients computed after clipping.
+        ValueError: no parameter needs a gradient, two parameters share memory, or `bucket_cap_mb`
+            is not above 0.
+        RuntimeError: in `step`, if parameters were moved, a frozen parameter has a gradient, or
+            gradients were computed after clipping.
     """
 
     def __init__(
@@ -138,8 +141,8 @@ class Zero1(ShardedOptimizer):
             self._reduce()
         elif any(p.grad is not None for bucket in self._buckets for p in bucket.parameters):
             raise RuntimeError(
-                "gradients were computed after clip_grad_norm_ had reduced the others. Clip once, "
-                "after the last backward pass of a step."
+                "gradients were computed after clip_grad_norm_ had reduced earlier gradients. "
+                "Clip once, after the last backward pass of a step."
             )
 
     def _reduce(self) -> None:
@@ -161,9 +164,9 @@ class Zero1(ShardedOptimizer):
         self._in_flight.append(bucket)
 
     def _start_usage_all_reduce(self) -> None:
-        """Start an all-reduce of flags: which parameters have a gradient on any rank.
+        """Start an all-reduce of one flag per parameter: whether any rank has a gradient of it.
 
-        Only these are stepped. With ZeRO stage 2 it runs after each backward pass.
+        Only parameters with this flag are stepped. `Zero2` calls this after each backward pass.
         """
         if self._usage is not None:
             self._usage[1].wait()
@@ -179,9 +182,9 @@ class Zero1(ShardedOptimizer):
         return [bucket.gradient for bucket in self._buckets if bucket.gradient is not None]
 
     def reduced_gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """This rank's elements of the mean gradients, each with its parameter; views.
+        """Yield views of this rank's elements of the mean gradients, each with its parameter.
 
-        Gradients are reduced first, so call it on all ranks, after the last backward pass.
+        Gradients are reduced first, so call this on all ranks, after the last backward pass.
         """
         self._ensure_reduced()
         for bucket in self._buckets:
@@ -191,7 +194,7 @@ class Zero1(ShardedOptimizer):
                     yield bucket.parameters[piece.index], part
 
     def whole_gradients(self) -> dict[nn.Parameter, Tensor]:
-        """The whole mean gradient of each parameter, gathered: call it on all ranks."""
+        """Return the whole mean gradient of each parameter. Call this on all ranks."""
         self._ensure_reduced()
         found: dict[nn.Parameter, Tensor] = {}
         for bucket in self._buckets:
@@ -211,9 +214,9 @@ class Zero1(ShardedOptimizer):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients so that their total norm is at most `max_norm`.
 
-        Call it on all ranks, after the last backward pass and before `step`. Gradients are
-        reduced first. The norm is that of all parameters' mean gradients over the ranks, not of a
-        shard or of one rank's gradients. Returns the norm before scaling.
+        Call this on all ranks, after the last backward pass and before `step`. Gradients are
+        reduced first. The norm is that of the mean gradients of all parameters, not of a shard or
+        of one rank's gradients. Returns the norm before scaling.
         """
         if not self._reduces:  # gradients are whole, and equal on all ranks
             parameters = all_of(self.param_groups)
@@ -225,7 +228,7 @@ class Zero1(ShardedOptimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Do nothing: stage 1 reduces in `step`. See `DataParallel.no_sync`."""
+        """Do nothing: at ZeRO stage 1, `step` reduces the gradients of all backward passes."""
         yield
 
     # ------------------------------------------------------------------ the step
@@ -234,7 +237,7 @@ class Zero1(ShardedOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Reduce remaining gradients, step this rank's shard, and gather all parameters.
 
-        Call it on all ranks. A closure runs once, before the step; its result is returned.
+        Call this on all ranks. A closure runs once, before the step; its result is returned.
         """
         loss = None
         if closure is not None:
@@ -268,15 +271,16 @@ class Zero1(ShardedOptimizer):
 
 
 class Zero2(Zero1):
-    """ZeRO stage 2: as `Zero1`, but each rank keeps only the gradients of its shard.
+    """ZeRO stage 2: like `Zero1`, but each rank keeps only the gradients of its shard.
 
-    A bucket of gradients is reduced to its owners as soon as it is full, overlapping with
-    backward, and its memory is freed; after backward every `.grad` is None. Each backward pass
-    reduces: k passes before a step send k + 1 times Psi (N-1)/N elements. Inside `no_sync` whole
-    gradients stay, and the next pass outside reduces them: 2 Psi (N-1)/N again, but with stage 1's
-    memory.
+    As soon as a bucket is full, its gradients are reduced to the owners and freed, while backward
+    continues; after backward every `.grad` is None. Each backward pass reduces, so k passes and a
+    step send (k + 1) Psi (N-1)/N elements. Inside `no_sync` whole gradients stay on the rank, and
+    the next pass outside reduces them. That sends 2 Psi (N-1)/N elements, but needs the memory of
+    ZeRO stage 1.
 
-    It takes the arguments of `Zero1` except `reduces`: it reduces itself and needs a plain module.
+    The arguments are those of `Zero1` except `reduces`. Raises what `Zero1` raises, and ValueError
+    if `DataParallel` or another `Zero2` already reduces gradients of these parameters.
     """
 
     def __init__(
@@ -307,7 +311,7 @@ class Zero2(Zero1):
             self._is_reduced = False
             if not self._sync_enabled:
                 return
-            if bucket.is_sent:  # by a backward pass of a reentrant checkpoint inside this one
+            if bucket.is_sent:  # by the backward pass of a reentrant checkpoint inside this pass
                 self._reduce()
             backward_id = torch._C._current_graph_task_id()
             if backward_id != self._backward_id:
@@ -329,20 +333,21 @@ class Zero2(Zero1):
                 self._send(bucket)
 
     def _finish(self) -> None:
-        """Reduce what remains, once, at the end of a pass and of reentrant passes inside it."""
+        """Reduce remaining gradients at the end of a backward pass, also of a reentrant pass."""
         if self._backward_id != -1:
             self._reduce()
 
     def _set_segment_gradients(self) -> None:
-        """See `Zero1._set_segment_gradients`; after the first step all ranks agree on an order."""
+        """Set the gradients as `Zero1` does; in the first step, agree on an order of buckets."""
         super()._set_segment_gradients()
         if self._fill_order is not None:
             self._agree_on_order(self._fill_order)
 
     def _agree_on_order(self, order: list[int]) -> None:
-        """Reduce buckets from now on in the order in which the first rank's were filled.
+        """Reduce buckets from now on in the order in which the first rank filled its buckets.
 
-        The order of construction is only a guess: parameter groups may alternate in a model.
+        The order of construction is only a guess: the parameters of two groups may alternate in a
+        model.
         """
         rest = [n for n in range(len(self._queue)) if n not in order]
         agreed = torch.tensor([*dict.fromkeys(order), *rest], device=device_of(self._group))
@@ -355,7 +360,7 @@ class Zero2(Zero1):
         self._backward_id = -1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """See `Zero1.zero_grad`; also discards an interrupted pass."""
+        """Discard all gradients, also those of an interrupted backward pass."""
         super().zero_grad(set_to_none)
         self._backward_id = -1
 
@@ -363,7 +368,7 @@ class Zero2(Zero1):
     def no_sync(self) -> Iterator[None]:
         """Accumulate whole gradients on this rank without reducing them.
 
-        The first pass after the block, or else `step`, reduces them.
+        The first backward pass after the block reduces them, or `step` if there is no such pass.
         """
         before, self._sync_enabled = self._sync_enabled, False
         try:
@@ -379,6 +384,7 @@ def _check_no_other_hooks(parameters: Sequence[Tensor]) -> None:
         hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         if any(hook.__module__ in ours for hook in hooks.values()):
             raise ValueError(
-                f"the gradient of a parameter of shape {tuple(parameter.shape)} is already taken "
-                "by DataParallel or another Zero2. Give Zero2 the parameters of a plain module."
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is already "
+                "reduced by DataParallel or another Zero2. Give Zero2 the parameters of a plain "
+                "module."
             )

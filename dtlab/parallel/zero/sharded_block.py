@@ -33,10 +33,11 @@ class FlatShard:
     `shard`, some of them empty. The optimizer steps the pieces.
 
     Attributes:
-        parameters: this rank's pieces. `whole` are the parameters as the module needs them.
+        parameters: this rank's pieces.
+        whole: the parameters with which the module computes, as views of `flat`.
         layout: the position of each parameter's elements in the flat tensor.
         shard: this rank's elements, in the original dtype of the parameters.
-        flat: the elements of all ranks, in `dtype`; without storage while it is freed.
+        flat: the elements of all ranks, in `dtype`; has no storage while the block is freed.
     """
 
     def __init__(
@@ -185,9 +186,10 @@ class ShardedBlock:
 
     Attributes:
         module: the module whose call needs the parameters.
-        shards: one `FlatShard` for each dtype and device; trained and frozen parameters separate.
+        shards: one `FlatShard` for each dtype and device, and separately for trained and frozen
+            parameters.
         index: the number of the block; the root has 0.
-        is_leaf: whether it contains no other block; set by the module that has all blocks.
+        is_leaf: whether the block contains no other block; `ShardedModule` sets this.
     """
 
     def __init__(
@@ -252,7 +254,7 @@ class ShardedBlock:
             shard.start_gather()
 
     def gather(self) -> None:
-        """Gather all shards, and make the whole parameters those of the module."""
+        """Gather all shards, and make the whole parameters the parameters of the module."""
         self.start_gather()
         for shard in self.shards:
             shard.finish_gather()
@@ -265,7 +267,7 @@ class ShardedBlock:
             _set(module, name, piece)
 
     def free(self) -> None:
-        """Make the pieces the module's parameters, and release the storage of the whole ones."""
+        """Make the pieces the parameters of the module, and release the gathered storage."""
         self.show_pieces()
         for shard in self.shards:
             shard.free()
@@ -295,11 +297,11 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 # Gradients to be reduced to the ranks that own them: one flat row for each rank ------------------
 #
-#     to rank 0    a a a | 1 .      a, b: gradients of the pieces of rank 0, and of rank 1
-#     to rank 1    a b b | 1 1      a flag for each of its pieces: whether this rank used it
+#     to rank 0    a a a | 1 .      gradients of the pieces of the receiving rank, and a flag for
+#     to rank 1    a b b | 1 1      each of these pieces: whether the sending rank used it
 #
 # A reduce-scatter adds the rows of all ranks. So an owner receives the sums, and the number of
-# ranks that used a parameter: one that no rank uses gets no gradient, as in one process.
+# ranks that used each parameter. A parameter that no rank uses gets no gradient.
 
 
 class ShardedGradients:
@@ -323,13 +325,13 @@ class ShardedGradients:
             torch.empty, layout.world_size, layout.shard_size + self._marks,
             dtype=dtype, device=layout.device,
         )  # fmt: skip
-        # A sum of fp16 values may exceed 65504, so divide before; for other dtypes, divide after.
+        # A sum of fp16 values may exceed 65504, so divide before the sum; otherwise after it.
         share = 1 / layout.world_size
         self._before, self._after = (share, 1.0) if dtype is torch.float16 else (1.0, share)
 
     @torch.no_grad()
     def add(self, index: int, gradient: Tensor) -> None:
-        """Copy a parameter's one-dimensional gradient to its positions, or add it there."""
+        """Copy a one-dimensional gradient into `rows`, or add it to an earlier gradient there."""
         if self.rows is None:
             self.rows = self._empty()
         if self._before != 1:

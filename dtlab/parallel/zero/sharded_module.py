@@ -108,7 +108,8 @@ class ShardedModule(nn.Module):
     def accept(self, optimizer: Optimizer) -> None:
         """Check that an optimizer that steps pieces of this module works element by element.
 
-        Called automatically before the optimizer's first step. Raises TypeError if it does not.
+        Called automatically before the optimizer's first step. Raises: TypeError if the optimizer
+        needs whole parameters.
         """
         if optimizer in self._accepted:
             return
@@ -126,7 +127,7 @@ class ShardedModule(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients so that their norm, over all ranks, is at most `max_norm`.
 
-        Call it on every rank, after backward. Returns the norm before scaling, as
+        Call this on every rank, after backward. Returns the norm before scaling, as
         `torch.nn.utils.clip_grad_norm_` does in one process.
         """
         gradients = [piece.grad for piece in self.parameters() if piece.grad is not None]
@@ -139,9 +140,10 @@ class ShardedModule(nn.Module):
         return sharded_state(self, optimizer)
 
     def full_state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:
-        """Return the state of the unwrapped module, whole, on every rank. Call it on all ranks.
+        """Return the whole state of the unwrapped module, on every rank. Call this on all ranks.
 
-        With an optimizer: {"model": that, "optimizer": its state, by names of parameters}.
+        With an optimizer the result is {"model": this state, "optimizer": the optimizer's state by
+        names of parameters}.
         """
         return full_state(self, optimizer)
 
@@ -151,7 +153,7 @@ class ShardedModule(nn.Module):
         """Gather whole tensors from the tensors that `take` returns for this rank's pieces.
 
         `take` is `lambda piece: piece.detach()` for parameters, `lambda piece: piece.grad` for
-        gradients. Returns the whole tensors by piece. Call it on all ranks.
+        gradients. Returns the whole tensors by piece. Call this on all ranks.
         """
         pieces = dict(self.module.named_parameters())
         return {pieces[name]: whole for name, whole in _gathered(self, take)}
@@ -164,14 +166,15 @@ class ShardedModule(nn.Module):
         """Load this rank's part of a state, which any number of ranks may have saved.
 
         `state` is a list or generator of what `state_dict` returned on all ranks, in any order: a
-        generator may read one file at a time. It may also be what `full_state_dict` returned, or
-        the `state_dict` of the unwrapped module. Raises ValueError if something is missing.
+        generator may read one file at a time. `state` may also be what `full_state_dict` returned,
+        or the `state_dict` of the unwrapped module. Raises: ValueError if the state lacks
+        elements, or belongs to another model or to an optimizer with other parameter groups.
         """
         load(self, state, optimizer)
 
 
 class _Watcher:
-    """Calls `accept` of a module before every optimizer step, as long as the module lives."""
+    """Calls `accept` of a module before every optimizer step, as long as the module exists."""
 
     def __init__(self, model: ShardedModule) -> None:
         self.model = weakref.ref(model)
@@ -190,10 +193,14 @@ class _Watcher:
 
 def _check(module: nn.Module, group: ProcessGroup | None) -> None:
     if dist.get_rank(group) < 0:
-        raise ValueError("this rank is not in the group. Wrap the module on its ranks only.")
+        raise ValueError(
+            "this rank is not in the group. Wrap the module only on the group's ranks."
+        )
     parameters = dict(module.named_parameters())
     if not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ValueError("no parameter of this module needs a gradient: nothing to train.")
+        raise ValueError(
+            "no parameter of this module needs a gradient, so there is nothing to train."
+        )
     for name, parameter in parameters.items():
         if parameter.is_meta:
             raise ValueError(
@@ -204,9 +211,9 @@ def _check(module: nn.Module, group: ProcessGroup | None) -> None:
 
 # The state of a sharded module, saved by N ranks and loaded by any number of ranks ---------------
 #
-# Each rank saves its pieces, and which elements of the whole parameters they are. The format does
-# not depend on blocks, padding or ranks, so each loading rank copies the overlap with its pieces
-# from every file:
+# Each rank saves its pieces, and their positions in the whole parameters. The format does not
+# depend on blocks, padding or ranks, so each loading rank copies from every file the elements that
+# its own pieces have:
 #
 #     saved by 2 ranks      weight[0:6]            weight[6:12]
 #     loaded by 3 ranks     weight[0:4]    weight[4:8]    weight[8:12]
@@ -224,8 +231,8 @@ Span = tuple[int, int]  # start and stop of elements of a parameter, in memory o
 def sharded_state(model: ShardedModule, optimizer: Optimizer | None = None) -> State:
     """Return this rank's state as views: save it before the next step.
 
-    {"parameters": {name: {"shape", "start", "values"}}, "buffers": {name: tensor}}, and with an
-    optimizer "optimizer": {"groups": [...], "state": {name: {key: value}}}.
+    The result is {"parameters": {name: {"shape", "start", "values"}}, "buffers": {name: tensor}}.
+    With an optimizer it also has "optimizer": {"groups": [...], "state": {name: {key: value}}}.
     """
     state: State = {"parameters": {}, "buffers": buffers_of(model)}
     for name, (piece, (start, _)) in pieces_of(model).items():
@@ -241,7 +248,7 @@ def sharded_state(model: ShardedModule, optimizer: Optimizer | None = None) -> S
 
 
 def pieces_of(model: ShardedModule) -> dict[str, tuple[nn.Parameter, Span]]:
-    """Return this rank's nonempty pieces, each with its range of elements of the whole."""
+    """Return this rank's nonempty pieces, each with its range in the whole parameter."""
     names = {parameter: name for name, parameter in model.module.named_parameters()}
     pieces = {}
     for block in model.blocks:
@@ -278,10 +285,10 @@ def groups_of(model: ShardedModule, optimizer: Optimizer) -> list[State]:
 
 
 def full_state(model: ShardedModule, optimizer: Optimizer | None = None) -> State:
-    """See `ShardedModule.full_state_dict`."""
+    """Return the whole state of a module and optionally its optimizer, on every rank."""
     wholes = dict(_gathered(model, lambda piece: piece.detach()))
     names = {parameter: name for name, parameter in model.module.named_parameters()}
-    aliases = dict(model.module.named_parameters(remove_duplicate=False))  # tied: all their names
+    aliases = dict(model.module.named_parameters(remove_duplicate=False))  # with tied names
     buffers = buffers_of(model)
     full = {
         name: wholes[names[aliases[name]]] if name in aliases else buffers[name].clone()
@@ -351,7 +358,7 @@ def is_by_element(value: Any, piece: Tensor) -> bool:
 def load(
     model: ShardedModule, state: State | Iterable[State] | Any, optimizer: Optimizer | None = None
 ) -> None:
-    """See `ShardedModule.load_state_dict`."""
+    """Load this rank's part of a whole state, or of the states of all saving ranks."""
     parts: Iterable[Any] = [state] if isinstance(state, Mapping) else state
     loading = _Loading(model, optimizer)
     for part in parts:
@@ -364,7 +371,7 @@ def _is_shard(state: Mapping[str, Any]) -> bool:
 
 
 def _as_shard(model: ShardedModule, full: Mapping[str, Any]) -> State:
-    """Convert a whole state, with or without an optimizer's, to the shard of a single rank."""
+    """Convert a whole state, with or without optimizer state, to the shard of a single rank."""
     tensors = full["model"] if isinstance(full.get("model"), Mapping) else full
     parameters, like = {}, _likes(model)
     for name in model.shapes:
@@ -399,7 +406,7 @@ def _flat(value: Any, like: Tensor) -> Any:
 
 
 class _Loading:
-    """Fills this rank's pieces from one shard after the other."""
+    """Fills this rank's pieces from the saved shards, one shard at a time."""
 
     def __init__(self, model: ShardedModule, optimizer: Optimizer | None) -> None:
         self.model, self.optimizer, self.pieces = model, optimizer, pieces_of(model)
@@ -417,7 +424,10 @@ class _Loading:
         for name, saved in shard["parameters"].items():
             shape = tuple(self.model.shapes[name])
             if (saved_shape := tuple(saved["shape"])) != shape:
-                raise ValueError(f"{name} is {shape} here and {saved_shape} in the saved state.")
+                raise ValueError(
+                    f"{name} has the shape {shape} in this model, but {saved_shape} in the saved "
+                    "state."
+                )
             if name in self.pieces:
                 piece, span = self.pieces[name]
                 self.missing[name] -= _copy_overlap(saved["values"], saved["start"], piece, span)
@@ -446,7 +456,7 @@ class _Loading:
         if missing:
             name, count = next(iter(missing.items()))
             others = len(missing) - 1
-            more = f", and elements of {others} more parameters" if others else ""
+            more = f", and elements of other parameters ({others})" if others else ""
             raise ValueError(
                 f"the saved state lacks {count} elements of {name} that this rank needs{more}. "
                 "Pass the states of all ranks."
@@ -461,12 +471,15 @@ class _Loading:
 
     def _load_optimizer(self, optimizer: Optimizer) -> None:
         if self.groups is None:
-            raise ValueError("the saved state has no optimizer state: pass the optimizer to save.")
+            raise ValueError(
+                "the saved state has no optimizer state. Pass the optimizer to state_dict when "
+                "you save."
+            )
         here = groups_of(self.model, optimizer)
         if [each["params"] for each in here] != [each["params"] for each in self.groups]:
             raise ValueError(
-                "the optimizer's parameter groups differ from the saved ones. Make it over the "
-                "same parameters, in the same order."
+                "the optimizer's parameter groups differ from the saved ones. Make the optimizer "
+                "with the same parameters, in the same order."
             )
         order = [name for group in here for name in group["params"]]
         groups = [

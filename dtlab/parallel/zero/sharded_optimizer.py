@@ -26,7 +26,7 @@ __all__ = ["ShardedOptimizer", "all_of", "defaults_of_elementwise"]
 
 MIB = 2**20
 SMALLEST, LARGEST = 1 * MIB, 25 * MIB  # bytes of a bucket, as in DataParallel
-TOGETHER = 4 * MIB  # bytes per gather: less costs messages, more costs time in gloo's copies
+TOGETHER = 4 * MIB  # bytes per gather: less needs more messages, more needs longer copies in gloo
 OF_A_GROUP = {"params", "param_names"}  # keys of a parameter group that are not options
 
 
@@ -49,7 +49,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._transport = Transport(group, all_gather, reduce_scatter)
         self._reduces, self._master_dtype = reduces, master_dtype
         if bucket_cap_mb is not None and not bucket_cap_mb > 0:
-            raise ValueError(f"bucket_cap_mb={bucket_cap_mb!r}: give MiB above 0, or None.")
+            raise ValueError(
+                f"bucket_cap_mb={bucket_cap_mb!r} is not above 0. Pass a size in MiB, or None."
+            )
         self._cap_mb = bucket_cap_mb
         self._class, self._arguments = optimizer_class, optimizer_arguments
         self._inner: torch.optim.Optimizer | None = None
@@ -60,7 +62,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for param_group in self.param_groups:
             self._divide(param_group)
         if not self._buckets:
-            raise ValueError("no parameter needs a gradient: there is nothing to step.")
+            raise ValueError("no parameter needs a gradient, so there is nothing to step.")
         self._inner = self._over_segments(self.param_groups)
         self._share_state()
 
@@ -74,7 +76,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return defaults_of_elementwise(self._class, options or [{}], self._arguments, device)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, as `torch.optim.Optimizer` does; call it on all ranks, between steps."""
+        """Add a group, as `torch.optim.Optimizer` does. Call this on all ranks, between steps."""
         if self._inner is None:  # called by PyTorch's constructor
             super().add_param_group(param_group)
             return
@@ -105,7 +107,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return buckets
 
     def _caps(self) -> tuple[int, int]:
-        """Return the bytes of the first bucket, and of the others."""
+        """Return the size in bytes of the first bucket, and of the other buckets."""
         if self._cap_mb is not None:
             return int(self._cap_mb * MIB), int(self._cap_mb * MIB)
         total = sum(parameter.nbytes for parameter in all_of(self.param_groups))
@@ -139,7 +141,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 )
 
     def _step_segments(self) -> None:
-        """Step the segments by the inner optimizer, with the current options of the groups."""
+        """Step the segments with the inner optimizer and the current options of the groups."""
         assert self._inner is not None
         for bucket in self._buckets:
             bucket.refresh_master()
@@ -188,7 +190,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {**state, "shard": self._shard_name()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the result of `state_dict` on this rank; needs the same world size and buckets.
+        """Load a state that `state_dict` returned on this rank, for the same ranks and buckets.
 
         Raises: ValueError for the state of another shard.
         """
@@ -210,17 +212,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def full_state_dict(self) -> dict[str, Any]:
         """Return the whole state on every rank, in the format of the optimizer in one process.
 
-        Call it on all ranks. `load_full_state_dict` loads it with any number of ranks, and so does
-        `optimizer_class` itself over the same parameters. Master weights have a separate key.
+        Call this on all ranks. `load_full_state_dict` can load the state on any number of ranks,
+        and `optimizer_class` itself can load it for the same parameters. Master weights have a
+        separate key.
         """
         assert self._inner is not None
         state: dict[str, Any] = full_state(self._buckets, self._inner, self.param_groups)
         return state
 
     def load_full_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load this rank's part of a whole state. Load the parameters with the model.
+        """Load this rank's part of a whole optimizer state. The model loads the parameters.
 
-        Raises: ValueError if the state is not of these parameters.
+        Raises: ValueError if the saved parameter groups have other numbers of parameters.
         """
         self._load(state_dict, is_whole=True)
 
@@ -258,19 +261,20 @@ def defaults_of_elementwise(
     arguments: Mapping[str, Any],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return the optimizer's default options, after a test on small parameters that it can be cut.
+    """Return the optimizer's default options, after a test that it works element by element.
 
     The test also covers custom classes. With each of `options`, the options of a parameter group,
     three steps on two small parameters must give the same result as steps on their parts.
 
-    Raises: TypeError if they do not; and errors of the class itself about its arguments.
+    Raises: TypeError if the results differ, or `optimizer_class` is not an optimizer class; and
+    the errors of the class itself about its arguments.
     """
     if not (
         isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
     ):
         raise TypeError(
-            f"optimizer_class={optimizer_class!r} is not a class of optimizers. Pass the class, "
-            "and its arguments after it: (model.parameters(), torch.optim.Adam, lr=1e-3)."
+            f"optimizer_class={optimizer_class!r} is not an optimizer class. Pass the class, and "
+            "its arguments after it: (model.parameters(), torch.optim.Adam, lr=1e-3)."
         )
     whole = [torch.linspace(-2, 2, 12, device=device).double().view(4, 3),
              torch.linspace(1, 3, 3, device=device).double().view(3, 1)]  # fmt: skip
@@ -299,13 +303,13 @@ def _refusal(optimizer_class: type, why: str) -> str:
     name = optimizer_class.__name__
     return (
         f"{name} does not work element by element: given the parts of a parameter, as ranks "
-        f"have them, it {why.rstrip('.')}. Use one that does, such as SGD, Adam or AdamW, or keep "
-        f"whole parameters on every rank: DataParallel and {name} itself."
+        f"have them, it {why.rstrip('.')}. Use SGD, Adam or AdamW, or keep whole parameters on "
+        f"every rank, with DataParallel and {name} itself."
     )
 
 
 def _moving(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace a learning rate of 0, as in a warm-up's first step: it would hide the update."""
+    """Replace a learning rate of 0, as in a warm-up's first step: at 0 no parameter changes."""
     if "lr" in options and not isinstance(options["lr"], Tensor) and options["lr"] == 0:
         options["lr"] = 0.1
     return options

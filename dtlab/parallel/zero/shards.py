@@ -69,7 +69,7 @@ def in_packs(parameters: Sequence[AnyTensor], first: int, rest: int) -> list[lis
 def views(flat: Tensor, tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """Yield a view of `flat` for each tensor, one after the other, with the tensor's strides.
 
-    The view of a transposed weight is transposed too, so copies between both are contiguous.
+    The view of a transposed weight is transposed too, so copies between the two are contiguous.
     """
     start = flat.storage_offset()
     for tensor in tensors:
@@ -91,7 +91,7 @@ def in_memory_order(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def _dense_strides(tensor: Tensor) -> tuple[int, ...]:
-    """Return strides in the order of the tensor's own, but without gaps."""
+    """Return the strides of a tensor with the same order of dims in memory, but without gaps."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()
@@ -111,8 +111,9 @@ class FlatLayout:
     """Positions of parameters in a flat tensor that N ranks share evenly.
 
     Attributes:
-        num_elements: total of the parameters; `padding` more make it a multiple of N.
-        shard_size: elements of each of the N shards, at least one.
+        num_elements: number of elements of all parameters.
+        padding: number of elements that make the length of the flat tensor a multiple of N.
+        shard_size: number of elements of each shard, at least 1.
 
     Raises: ValueError if there is no parameter, or parameters differ in dtype or device.
     """
@@ -173,16 +174,17 @@ class FlatLayout:
 def exchange_reduce_scatter(
     output: Tensor, input: Tensor, op: Op = SUM, group: Group = None, async_op: bool = False
 ) -> Any:
-    """Reduce-scatter as one all-to-all: each rank sends each chunk to its owner, which adds them.
+    """Reduce-scatter as one all-to-all: the owner of a chunk receives all copies and sums them.
 
         rank 0    0 1 2 ── chunk 1 ──► rank 1: 1 + 1 + 1
         rank 1    0 1 2
         rank 2    0 1 2 ── chunk 1 ──►
 
-    Equals `torch.distributed.reduce_scatter_single` for SUM and AVG. Cost for S bytes in `input`:
-    (N-1) a + (N-1)/N S/B, the bytes of a ring, and a receive buffer of S bytes. 16-bit numbers are
-    rounded once, after the sum. Gloo's own reduce-scatter is an all-reduce that discards the other
-    chunks, and sends twice as much.
+    Equals `torch.distributed.reduce_scatter_single` for SUM and AVG. For S bytes in `input`, N
+    ranks, latency a and bandwidth B it takes (N-1) a + (N-1)/N S/B, sends as many bytes as a ring,
+    and needs a receive buffer of S bytes. 16-bit numbers are rounded once, after the sum. Gloo's
+    own reduce-scatter is an all-reduce that discards the other chunks, and sends twice as much.
+    Raises: ValueError for another `op`.
     """
     if op not in (SUM, AVG):
         raise ValueError(f"exchange_reduce_scatter supports the ops SUM and AVG, not {op!r}.")
@@ -247,7 +249,7 @@ class Transport:
         self._thread: ThreadPoolExecutor | None = None
 
     def gather(self, flat: Tensor) -> Wait:
-        """Start to fill `flat` with the shards of all ranks; this rank's shard must be in it."""
+        """Start to fill `flat`, which has this rank's shard, with the shards of all ranks."""
         shard = flat.view(self.world_size, -1)[self.rank]
         return self._start(self._all_gather, flat, shard)
 
@@ -275,12 +277,13 @@ class Transport:
     def reduce_scatter(self, flat: Tensor, shard: Tensor) -> Wait:
         """Start to write this rank's shard of the sum of all ranks' `flat` into `shard`.
 
-        Until it is complete `flat` must not change. `shard` must not be a part of `flat`.
+        Do not change `flat` before the returned function returns. `shard` must not be a part of
+        `flat`.
         """
         return self._start(self._reduce_scatter, shard, flat)
 
     def whole(self, layout: FlatLayout, shard: Tensor) -> list[Tensor]:
-        """Gather and return whole tensors, given this rank's shard: for states to be saved."""
+        """Gather the shards of all ranks, given this rank's, and return the whole tensors."""
         flat = layout.empty(shard.dtype)
         layout.shard(flat, self.rank).copy_(shard.detach())
         self.gather(flat)()
@@ -299,10 +302,10 @@ def clip_sharded_grad_norm_(
 ) -> Tensor:
     """Scale gradients so that their norm over the shards of all ranks is at most `max_norm`.
 
-    `gradients` are this rank's, without padding, and are scaled in place; a rank may have none.
-    The norm of one shard is not the norm of the whole. So the ranks add their norms to the power
-    of `norm_type`, or take the maximum for infinity. Returns the norm before scaling, on every
-    rank, as `torch.nn.utils.clip_grad_norm_` does.
+    `gradients` are this rank's, without padding, and are scaled in place; the list may be empty.
+    The norm of one shard is not the norm of all gradients. So the ranks add their norms to the
+    power of `norm_type`, or take the maximum if it is infinity. Returns the norm before scaling,
+    on every rank, as `torch.nn.utils.clip_grad_norm_` does.
     """
     device = gradients[0].device if gradients else device_of(group)
     each = torch.zeros(len(gradients) + 1, dtype=torch.float64, device=device)

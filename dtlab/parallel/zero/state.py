@@ -1,7 +1,7 @@
 """Optimizer state of ZeRO: saved by N ranks, loaded by M ranks.
 
     rank 0    exp_avg of a a a                     {0: {"step": 7, "exp_avg": a a a a}, 1: ...}
-    rank 1    exp_avg of a | b b    ── gathered ──► as one process has it ──► cut for any ranks
+    rank 1    exp_avg of a | b b    ── gathered ──► as in one process ──► cut for any ranks
 
 State with one number per element is gathered. Other state, such as a step count, is the same for
 all parts of a parameter and is copied unchanged.
@@ -73,7 +73,8 @@ def _numbered(groups: Groups) -> list[dict[str, Any]]:
 def _described(buckets: Buckets, local: State) -> State:
     """Return the state of all ranks' parameters, with a dtype for each tensor to be gathered.
 
-    A rank has state only for parameters of which it has a part, so the ranks exchange it.
+    A rank has state only for parameters of which it has a part, so the ranks exchange these
+    descriptions.
     """
     described: State = {}
     for bucket in buckets:
@@ -132,16 +133,16 @@ def load_state(
     *,
     is_whole: bool,
 ) -> None:
-    """Load this rank's part of a state and of master weights, from a whole state or a shard's.
+    """Load this rank's optimizer state and master weights from a whole state, or from its shard.
 
-    Raises: ValueError if the state is not of these parameters.
+    Raises: ValueError if the saved parameter groups have other numbers of parameters.
     """
     sizes = [len(group["params"]) for group in groups]
     saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
     if saved_sizes != sizes:
         raise ValueError(
-            f"the saved state has groups of {saved_sizes} parameters, this optimizer has {sizes}. "
-            "Make both over the same parameters in the same order."
+            f"the saved state has groups of {saved_sizes} parameters, but this optimizer has "
+            f"groups of {sizes}. Make both with the same parameters in the same order."
         )
     states: dict[Tensor, dict[str, Any]] = {}
     for bucket in buckets:
@@ -181,14 +182,14 @@ def _part(
 
 
 def _is_by_element(key: str, value: Any, like: Tensor) -> bool:
-    """Return whether a value has one number per element; a scalar's step count does not."""
+    """Return whether a value has one number per element; a step count does not."""
     if not isinstance(value, Tensor) or value.shape != like.shape:
         return False
     return like.ndim > 0 or key != "step"
 
 
 def _go_together(bucket: ShardedBucket, parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all parts have the same state apart from their elements: the step count."""
+    """Return whether all parts have the same keys, and equal values that are not per element."""
     rest = [
         {k: v.tolist() if isinstance(v, Tensor) else v
          for k, v in part.items() if not _covers(v, piece)}

@@ -1,9 +1,9 @@
-"""A model at any ZeRO stage, and the bytes that a rank holds at moments of its steps.
+"""A model at any ZeRO stage, and the bytes that a rank holds at given moments of a step.
 
     model, optimizer = at_stage(2, gpt, Adam, lr=1e-3)
     watch = MemoryWatch(model, optimizer, gpt.blocks)
     watch.look("forward begins")
-    loss_of(model).backward()        # each block is looked at in forward and in backward
+    loss_of(model).backward()        # records a moment for each block, in forward and in backward
     watch.moments                    # [("forward begins", {"parameters": 4096, ...}), ...]
 """
 
@@ -43,9 +43,9 @@ def at_stage(
 class MemoryWatch:
     """The bytes of model states that this rank holds, recorded by hooks on the given layers.
 
-    `moments` has a name, such as "forward 0", and the bytes of parameters, gradients, optimizer
-    state and gathered blocks. Each storage counts once. Gradients are those that have arrived,
-    wait in a bucket or are being sent. `model` and `optimizer` are those of `at_stage`.
+    An entry of `moments` has a name, such as "forward 0", and the bytes of parameters, gradients,
+    optimizer state and gathered blocks. Each storage counts once. Gradients are those in `.grad`,
+    in buckets or being sent. `model` and `optimizer` are those that `at_stage` returned.
     """
 
     def __init__(self, model: nn.Module, optimizer: Any, layers: Iterable[nn.Module]) -> None:
@@ -73,6 +73,6 @@ class MemoryWatch:
         if not isinstance(self._optimizer, (Zero1, Zero2)):
             own = [each.grad for each in self._parameters]
             return held_bytes(own, getattr(self._model, "unreduced", []))
-        # Buckets and shards of gradients are in the optimizer: what is new and not its state.
+        # The optimizer holds the gradients: all bytes that are new and not optimizer state.
         now = held_bytes(vars(self._model), vars(self._optimizer))
         return now - self._before - held_bytes(self._optimizer)

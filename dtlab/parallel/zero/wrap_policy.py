@@ -59,7 +59,7 @@ def ownership(module: nn.Module, blocks: Blocks) -> dict[nn.Module, list[Owned]]
 def _walk(
     module: nn.Module, chain: list[nn.Module], chosen: Iterable[nn.Module]
 ) -> Iterator[tuple[list[nn.Module], nn.Module]]:
-    """Yield every module on every path below, each with the blocks that contain it."""
+    """Yield `module` and, on every path, each module below it, with the blocks that contain it."""
     yield chain, module
     for child in module.children():
         yield from _walk(child, [*chain, child] if child in chosen else chain, chosen)
@@ -83,10 +83,10 @@ def _chosen(module: nn.Module, blocks: Blocks) -> list[nn.Module]:
     else:
         matching = [child for child in below if blocks(child)]
     if not matching:
-        wanted = blocks.__name__ if isinstance(blocks, type) else "accepted by blocks="
+        wanted = f"a {blocks.__name__}" if isinstance(blocks, type) else "accepted by blocks="
         raise ValueError(
-            f"no submodule is {wanted}: the whole module would be gathered at once. Name its "
-            "layers, or pass blocks=[] if that is what you want."
+            f"no submodule is {wanted}, so the whole module would be gathered at once. Pass the "
+            "class of its layers, or pass blocks=[] if that is what you want."
         )
     return _callable(matching)
 
@@ -96,7 +96,7 @@ def _callable(blocks: list[nn.Module]) -> list[nn.Module]:
         if isinstance(block, _NEVER_CALLED):
             raise ValueError(
                 f"a {type(block).__name__} cannot be a block: it is never called, so it would not "
-                "be gathered. Make its elements blocks: blocks=list(it)."
+                "be gathered. Pass a list of its elements as blocks."
             )
     return blocks
 
