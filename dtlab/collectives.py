@@ -134,12 +134,12 @@ def ring_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = None) -> None:
     The table shows which chunk each rank sends, here with four ranks:
 
                     rank 0  rank 1  rank 2  rank 3
-        round 0        3       0       1       2      reduce-scatter: add the received chunk
-        round 1        2       3       0       1      to this rank's copy of it; after round 2
-        round 2        1       2       3       0      chunk r is complete on rank r
-        round 3        0       1       2       3      all-gather: overwrite this rank's copy
-        round 4        3       0       1       2      with the received chunk
-        round 5        2       3       0       1
+        round 1        3       0       1       2      reduce-scatter: add the received chunk
+        round 2        2       3       0       1      to this rank's copy of it; after round 3
+        round 3        1       2       3       0      chunk r is complete on rank r
+        round 4        0       1       2       3      all-gather: overwrite this rank's copy
+        round 5        3       0       1       2      with the received chunk
+        round 6        2       3       0       1
 
     Cost: 2(N-1) a + 2(N-1)/N S/B. In any all-reduce, some rank sends at least as many bytes. All
     ranks get the same bits.

@@ -203,6 +203,7 @@ class RankTimeoutError(RanksError):
     """Some rank was still running at the time limit; `running` says where each rank was.
 
     `advice` says what keeps the ranks running, if their calls show it.
+    `loops` says that no rank was stuck: all of them called operations until the end, or computed.
     """
 
     def __init__(
@@ -211,12 +212,14 @@ class RankTimeoutError(RanksError):
         *,
         running: Sequence[Waiting],
         advice: str = "",
+        loops: bool = False,
         values: Sequence[Any] = (),
         stdout: Sequence[str] = (),
     ) -> None:
         super().__init__(message, values=values, stdout=stdout)
         self.running = list(running)
         self.advice = advice
+        self.loops = loops or all(each.op == "compute" for each in self.running)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from dtlab.grading.questions.answers import (
     Question,
     Questions,
 )
-from dtlab.grading.questions.quantities import Unreadable, close, read, whole
+from dtlab.grading.questions.quantities import Unreadable, close, entries, read, whole
 
 PARTS = [part for part in known_parts() if isinstance(part.check, Questions)]
 LEARNERS = ["ada", "Bo", "42", "c@example.org", "é"]
@@ -71,7 +71,7 @@ def test_units_are_converted_and_lists_read(value: Any, unit: str, wanted: Any) 
     [
         ("twelve", "MB", "cannot be read. Write a number, as 2.5, 2.5e6 or 3/4, or with its unit"),
         ("12,6", "MB", "Write a point for decimals, and no commas"),
-        ("3 ms", "MB", "'ms' is no unit of what is asked for"),
+        ("3 ms", "MB", "'ms' is no unit for this question"),
         ("3 Mb", "MB", "'Mb' is no unit"),  # megabits
         ("3e-4*4", "", "'3e-4*4': a calculation is written without quotes"),
         ("(1 + 2) / 3", "MB", "a calculation is written without quotes"),
@@ -520,3 +520,12 @@ def test_code_in_what_is_given_and_asked_is_shown_as_code() -> None:
 def test_ids_are_compared_without_case_and_blanks() -> None:
     assert normalised(" Ada  Lovelace\n") == normalised("adalovelace")
     assert normalised(17) == "17"
+
+
+def test_the_entries_of_a_dict_are_numbers_and_short_texts() -> None:
+    found = {"a": torch.tensor(2), "b": "text", "c": None, "d": [1] * 99, "more": 1}
+    assert entries(found, ("a", "b", "c", "d")) == {
+        "a": 2, "b": "text", "c": "None", "d": str([1] * 99)[:40],
+    }  # fmt: skip
+    assert entries([1], ("a",)) == {"odd": "a list"}
+    assert entries({"a": 1}, ("a", "data")) == {"odd": "a dict without 'data'"}

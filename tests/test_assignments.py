@@ -51,7 +51,7 @@ def test_points_of_the_same_weight_stay_as_they_are(most: float, share: float) -
 
 @pytest.mark.parametrize("wrong", [(-1, 10, 5), (11, 10, 5), (float("nan"), 10, 5), (1, 10, -5)])
 def test_a_score_that_no_check_gives_is_an_error(wrong: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="points in a cell"):
+    with pytest.raises(ValueError, match="points cannot be scaled to a cell"):
         scaled(*wrong)
 
 
@@ -88,8 +88,8 @@ def test_parts_of_several_units() -> None:
         ({"parts": "01/ring_al_reduce"}, "Did you mean '01/ring_all_reduce'"),
         ({"parts": "02/step"}, "unit 01 has no part '02/step'"),
         ({"parts": "02/step"}, "name the units, as in: dtlab release 01,02"),
-        ({"levels": "1", "parts": RING}, "is of level 2, and --levels 1 leaves that out"),
-        ({"levels": "1,2", "parts": RING}, "has level 1, and --parts none of its parts"),
+        ({"levels": "1", "parts": RING}, "is of level 2, but --levels 1 omits this level"),
+        ({"levels": "1,2", "parts": RING}, "names level 1, but --parts none of its parts"),
         ({"levels": "4"}, "no level '4'. There are 1, 2, 3"),
         ({"levels": "one"}, "no level 'one'"),
         ({"points": f"{RING}=ten"}, "'ten' is no number of points"),

@@ -378,18 +378,18 @@ def test_wrong_results_are_a_failure(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--ranks 0", "ranks is a whole number from 1 to 256, not 0"),
-        ("--ranks 1000", "ranks is a whole number from 1 to 256, not 1000"),
+        ("--ranks 0", "ranks must be a whole number from 1 to 256, not 0"),
+        ("--ranks 1000", "ranks must be a whole number from 1 to 256, not 1000"),
         ("--end 1XB", "end: '1XB' is not understood. Type digits and a point, then B, kB, MB, GB"),
-        ("--begin 2", "begin is a number of bytes of at least 4, one float32"),
+        ("--begin 2", "begin must be a number of bytes, at least 4 (one float32)"),
         ("--begin 1MB --end 1kB", "end (1,000 bytes) is below begin (1,000,000 bytes)"),
-        ("--factor 1", "factor is a whole number of at least 2, not 1"),
+        ("--factor 1", "factor must be a whole number of at least 2, not 1"),
         ("--collectives all_reduce,al_gather", "'al_gather' is not known. The collectives are "
          "all_reduce, reduce_scatter, all_gather, broadcast, all_to_all and send_recv."),
         ("--collectives ,", "'' is not known. The collectives are all_reduce"),
         ("--collectives broadcast,broadcast", "broadcast is named twice"),
-        ("--backend mpi", "backend is 'gloo' or 'nccl', or left out; not 'mpi'"),
-        ("--seconds 0", "seconds is a number above 0, for one curve; not 0.0"),
+        ("--backend mpi", "backend must be 'gloo' or 'nccl', or left out; not 'mpi'"),
+        ("--seconds 0", "seconds must be a number above 0, for one curve; not 0.0"),
         ("--figure a.gif", "the figure's name must end in .png or .svg; a.gif does not"),
         ("--json nowhere/a.json", "a.json cannot be written: there is no folder nowhere"),
     ],
@@ -405,7 +405,7 @@ def test_what_cannot_be_is_refused(
 
 def test_only_functions_stand_beside_the_built_in_ones() -> None:
     for ours in ({"send_recv": nothing}, {"all_reduce": "ring"}):
-        with pytest.raises(DtlabError, match="ours maps names of collectives"):
+        with pytest.raises(DtlabError, match="ours must map names of collectives"):
             bench(ours=ours)  # type: ignore[arg-type]
     with pytest.raises(DtlabError, match="'gossip' is not known"):
         bench(ours={"gossip": collectives.ring_all_reduce})

@@ -404,7 +404,7 @@ def test_the_drawing_of_the_ring_is_what_happens() -> None:
     rows = zip(*values, strict=True)
     drawing = [line[:52].split() for line in collectives.ring_all_reduce.__doc__.splitlines()]
     drawn = [line for line in drawing if line[:1] == ["round"]]
-    assert drawn == [["round", str(k), *map(str, row)] for k, row in enumerate(rows)]
+    assert drawn == [["round", str(k), *map(str, row)] for k, row in enumerate(rows, 1)]
 
 
 def test_names_are_sorted_and_public() -> None:

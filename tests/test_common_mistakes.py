@@ -38,6 +38,17 @@ def test_the_last_rank_has_no_right_neighbour(target: str) -> None:
     assert "IndexError" not in message
 
 
+def test_an_index_in_a_variable_that_does_not_wrap_around() -> None:
+    def to_the_right() -> None:
+        ranks = list(range(dist.get_world_size()))
+        right = dist.get_rank() + 1
+        dist.isend(torch.ones(4), ranks[right]).wait()
+
+    message = message_of(to_the_right)
+    assert "rank 2 raised IndexError" in message
+    assert "no index rank + 1 on the last rank: it has no right neighbour." in message
+
+
 def test_rank_0_has_no_left_neighbour() -> None:
     def from_the_left() -> None:
         dist.recv(torch.ones(4), src=dist.get_rank() - 1)
@@ -64,6 +75,21 @@ def test_a_rank_that_talks_to_itself(operation: str) -> None:
     message = message_of(alone)
     assert message.startswith("RankError: ranks 0 to 2 raised ValueError: a rank ")
     assert "itself. A message needs two ranks" in message
+
+
+@pytest.mark.parametrize(
+    ("operation", "fate"),
+    [
+        ("isend", "sends to itself, and rank 0 gets nothing."),
+        ("irecv", "receives from itself, and does not receive the message of rank 0."),
+    ],
+)
+def test_a_swap_with_a_fixed_rank(operation: str, fate: str) -> None:
+    def swap() -> None:
+        getattr(dist, operation)(torch.ones(4), 1).wait()
+
+    message = message_of(swap, world_size=2)
+    assert f"rank 1 raised ValueError: this rank {fate} With two ranks, the other one" in message
 
 
 def test_a_global_rank_as_group_dst() -> None:
@@ -166,7 +192,7 @@ def test_the_input_of_a_reduce_scatter_is_too_short(capsys: pytest.CaptureFixtur
 
     message = message_of(reduce_scatter)
     assert "ranks 0 to 2 raised RuntimeError: the input of reduce_scatter must have" in message
-    assert "it has 4, and the output asks for 6." in message
+    assert "it has 4, and the output requires 6." in message
     assert "ProcessGroupGloo" not in capsys.readouterr().out
 
 
@@ -217,6 +243,28 @@ def test_a_loop_without_an_end_that_communicates(collective: bool) -> None:
     assert message.startswith("RankTimeoutError")
     assert "The ranks still communicate: each has called at least" in message
     assert "Look for a loop that does not end" in message
+
+
+# Memory ----------------------------------------------------------------------------------------
+
+
+def test_memory_that_runs_out_is_told_in_one_sentence() -> None:
+    def too_much() -> None:
+        torch.empty(10**9)
+
+    with pytest.raises(dtlab.RankError) as caught:
+        dtlab.launch(too_much, world_size=1, memory_limit=10**9)
+    message = " ".join(str(caught.value).split())
+    assert "ran out of memory: this line asks for 4,000,000,000 bytes more, and" in message
+    assert "memory_limit allows each rank 1,000,000,000 bytes in all." in message
+    assert ":   torch.empty(10**9)" in str(caught.value)
+    assert "enforce fail" not in message
+
+
+def test_a_stack_without_the_learners_lines_quotes_no_line() -> None:
+    with pytest.raises(dtlab.RankTimeoutError) as caught:
+        dtlab.launch(time.sleep, 60, world_size=1, timeout=0.5)
+    assert caught.value.running[0].line is None
 
 
 # Threads ---------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, fault, rule
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.bench import Bench
+from dtlab.grading.checking.checks import Check, RecordedCheck
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, criterion, fault, rule
+from dtlab.grading.checking.trials import Observation, Recording, Trial
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,61 @@ def test_a_criterion_on_a_topic_waits_for_other_trials_that_show_it() -> None:
     assert status_of(failed("first", crash), second) == "blocked"
     assert status_of(first, failed("second", crash)) == "blocked"
     assert status_of(first, failed("third", hang)) == "blocked"  # the second was not run
+
+
+def test_a_criterion_waits_for_several_others() -> None:
+    def objection(wrong: str) -> Callable[..., str]:
+        return lambda case, results, one: wrong
+
+    def statuses(first: str, second: str) -> list[str]:
+        rules = (
+            criterion("first", 1, "right", objection(first)),
+            criterion("second", 1, "right", objection(second)),
+            criterion("third", 1, "right", objection("wrong"), after=("first", "second")),
+        )
+        settled = Check(lambda _: [], rules).settle([saw("small", 2)])
+        return [one.status for one in settled]
+
+    assert statuses("wrong", "") == ["lost", "ok", "blocked"]
+    assert statuses("", "wrong") == ["ok", "lost", "blocked"]
+    assert statuses("", "") == ["ok", "ok", "lost"]
+
+
+class Pretended:
+    """A bench that runs functions in this process; its recordings may fail."""
+
+    student = "somebody"
+
+    def __init__(self, error: RanksError | None = None) -> None:
+        self.error = error
+
+    def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
+        if self.error is not None and isinstance(trial.cases[0], Recording):
+            return Observation(trial, error=self.error)
+        results = [[case.opened(case.on_rank(fn, case.given(0, 1)))] for case in trial.cases]
+        return Observation(trial, results)
+
+
+def recorded_first(bench: Bench) -> list[str]:
+    """The statuses of a check whose second trial needs a recorded run."""
+    runs: list[int] = []
+
+    def record(seed: int, bench: Bench) -> list[Trial]:
+        seen = bench.observe(Trial(1, [Recording((seed,))]), runs.append)
+        if seen.error is not None:
+            raise seen.error
+        return [Trial(1, [Doubling("large")])]
+
+    check = RecordedCheck(lambda _: [Trial(1, [Doubling("small")])], RULES[:2], record=record)
+    settled = check.run("double", lambda x: 2 * x, seed=7, bench=bench)
+    assert runs in ([], [7])
+    return [one.status for one in settled]
+
+
+def test_a_check_judges_an_answer_on_recorded_runs() -> None:
+    assert recorded_first(Pretended()) == ["ok", "ok"]
+
+
+def test_nothing_is_judged_if_the_recorded_runs_do_not_finish() -> None:
+    late = Pretended(RankTimeoutError("too slow", running=[]))
+    assert recorded_first(late) == ["blocked", "blocked"]

@@ -106,7 +106,7 @@ def test_the_title_speaks_of_the_parts_that_are_there(part: Part) -> None:
 
 def test_what_is_said_of_the_whole_level_goes_with_a_part_of_it() -> None:
     step = find_part("01/step")
-    said = "who sends how many bytes"
+    said = "how many bytes each rank sends"
     assert said in level_of(step).cells[0].source
     assert said not in only(step).cells[0].source
     weights = {part.name: part.points + 1 for part in beside(step)}

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -173,17 +174,24 @@ def test_a_crash_in_a_functional_collective_may_be_gloos_doing() -> None:
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="memory limits need Linux")
-@pytest.mark.parametrize("what", ["torch", "python"])
-def test_a_rank_that_runs_out_of_its_memory(what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "asks"),
+    [("torch", "40,000,000 bytes more"), ("numpy", "38.1 MiB more"), ("python", "more than is l")],
+)
+def test_a_rank_that_runs_out_of_its_memory(what: str, asks: str) -> None:
     def hungry() -> None:
-        kept = []
+        kept: list[object] = []
+        make = {"torch": torch.ones, "numpy": np.ones, "python": bytearray}[what]
+        size = {"torch": 10_000_000, "numpy": 5_000_000, "python": 40_000_000}[what]
         for _ in range(100):
-            kept.append(torch.ones(10_000_000) if what == "torch" else bytearray(40_000_000))
+            kept.append(make(size))  # type: ignore[operator]
 
     error = fails(hungry, memory_limit=500_000_000, world_size=2)
     assert {failure.kind for failure in error.failures.values()} == {"memory"}
     assert (error.failures[0].line, error.failures[0].code) == code_of(hungry, "kept.append")
-    assert "memory_limit is 500,000,000 bytes for each rank" in str(error)
+    text = " ".join(str(error).split())
+    assert f"ran out of memory: this line asks for {asks}" in text
+    assert "and memory_limit allows each rank 500,000,000 bytes in all." in text
 
 
 @pytest.mark.slow

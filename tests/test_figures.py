@@ -11,8 +11,10 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -44,6 +46,8 @@ from dtlab.show.figures.table import contributors
 from dtlab.show.words import byte_words, list_words, rank_words, time_words
 from dtlab.trace import Event, Trace
 from tests.drawn import check_layout
+
+LESSON = Path(__file__).parent.parent / "notebooks" / "01_ranks_and_collectives.ipynb"
 
 
 def message(src: int, dst: int, start: float, end: float, size: int = 1000) -> list[Event]:
@@ -392,6 +396,15 @@ def test_a_ring_shows_what_each_copy_holds_and_what_travels(num_ranks: int) -> N
         assert {arrow.get_gid() for arrow in arrows} == {
             f"move {move.src} {move.dst} {move.chunk}" for move in each.moves
         }
+
+
+def test_the_lesson_counts_rounds_as_the_picture_does() -> None:
+    cells = nbformat.read(LESSON, as_version=4).cells
+    lesson = "\n".join(cell.source for cell in cells)
+    assert r"\text{sent} = r-k \pmod N" in lesson
+    assert "sending = dist.isend(chunks[(rank - k) % n]" in lesson
+    for each in rounds.ring_rounds(4)[1:4]:
+        assert {move.chunk - (move.src - each.number) % 4 for move in each.moves} == {0}
 
 
 def test_copies_get_darker_with_each_contribution() -> None:

@@ -37,7 +37,7 @@ def test_every_copy_has_its_gpus_and_its_micro_batches() -> None:
     assert {"copy 0", "copy 1", "copy 2"} <= set(texts(figure))
     assert "96 samples in a step, on 6 GPUs" in figure.alt_text
     assert "4 × 8 × 3 = 96" in figure.alt_text
-    assert "times all 6 GPUs the product would be 192, too many" in figure.alt_text
+    assert "with all 6 GPUs the product would be 192, too many" in figure.alt_text
 
 
 def test_where_each_gpu_has_a_copy_nothing_is_wrong_with_gpus() -> None:

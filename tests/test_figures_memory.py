@@ -1,4 +1,4 @@
-"""Figures of memory: bars against a card, the staircase, and the explorer; and in words."""
+"""Figures of memory: bars against a GPU, the staircase, and the explorer; and in words."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_bars_are_the_model_states_on_one_scale(policy: str) -> None:
 
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize(("ranks", "activations", "gathered"), [(1, 0, 0), (16, 9e9, 2e9)])
-def test_it_says_whether_it_fits_and_on_how_many_cards(
+def test_it_says_whether_it_fits_and_on_how_many_gpus(
     stage: int, ranks: int, activations: float, gathered: float
 ) -> None:
     figure = memory_bar(13e9, stage, ranks, "mixed", budget=80e9, activation_bytes=activations,
@@ -63,10 +63,10 @@ def test_it_says_whether_it_fits_and_on_how_many_cards(
         fewest = smallest_world_size(13e9, each, 80e9, "mixed", activation_bytes=rest)
         total = model_states(13e9, each, ranks, "mixed").total + rest
         if fewest is None:
-            assert words == "fits on no number of cards"
+            assert words == "fits on no number of GPUs"
             assert total > 80e9
         else:
-            assert words.split(": ")[1].startswith(f"{fewest} card")
+            assert words.split(": ")[1].startswith(f"{fewest} GPU")
             assert words.startswith("fits") == (total <= 80e9)
     assert (f"Stage {stage}:" in figure.alt_text) and (f"stage {stage}: " in figure.alt_text)
     assert len(widths(figure, "activations")) == (4 if activations else 0)

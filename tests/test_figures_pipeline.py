@@ -135,7 +135,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         pipeline({})
     with pytest.raises(ValueError, match="'empty' has no forward"):
         pipeline({"empty": Trace()})
-    with pytest.raises(ValueError, match="schedule is one of naive, GPipe"):
+    with pytest.raises(ValueError, match="schedule must be one of naive, GPipe"):
         predicted_pipeline("2F2B")
     with pytest.raises(ValueError, match="at least one microbatch"):
         predicted_pipeline(num_microbatches=0)

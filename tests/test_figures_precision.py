@@ -142,7 +142,7 @@ def test_stairs_are_the_scales_and_crosses_the_skipped_steps() -> None:
     assert [(*x, *y) for x, y in crosses] == [(2, 16.0), (3, 8.0), (6, 8.0)]
     assert "by hand; a cross: overflow, the step is skipped (3 of 6)" in figure.alt_text
     assert "2^4 in step 1, 2^3 in step 6. Skipped: 2, 3, 6." in figure.alt_text
-    assert "None is skipped" in loss_scale_chart([2.0], [False]).alt_text
+    assert "No step is skipped" in loss_scale_chart([2.0], [False]).alt_text
 
 
 @pytest.mark.parametrize(("scales", "skipped"), [([], []), ([1.0], []), ([0.0], [False])])

@@ -317,7 +317,7 @@ def test_a_stop_in_the_middle_of_booking_is_noticed(
         patch.setattr(booking._Clerk, "write_single_notebook", killed)
         outcome = group.grade("ada")["ada"]
     assert outcome.record is None
-    assert "nbgrader could not book it" in outcome.trouble
+    assert "nbgrader could not book the submission" in outcome.trouble
     assert group.record("ada").due == ALL
     kept.tasks.clear()
     group.grade()
@@ -415,7 +415,7 @@ def test_files_that_lead_elsewhere_are_left_where_they_are(group: Class) -> None
     assert group.points("cyd") == {"step": 6, "averages": 4}
     assert outcome.record is not None
     (note,) = outcome.record.notes["01_level_1"]
-    assert "timestamp.txt holds no time" in note
+    assert "timestamp.txt has no readable time" in note
 
 
 def test_a_notebook_that_is_a_link_is_not_followed(group: Class) -> None:
@@ -449,7 +449,7 @@ def test_names_of_all_kinds(group: Class) -> None:
     assert set(names) <= set(outcomes)
     strange = [one for one in outcomes.values() if one.record is None]
     assert [one.student for one in strange] == ["line\nfeed"]  # nbgrader cannot have it
-    assert "nbgrader could not book it" in strange[0].trouble
+    assert "nbgrader could not book the submission" in strange[0].trouble
     for name in names:
         assert group.points(name) == {"step": 6, "averages": 4}
     assert list(group.grade("a[b]c*")) == ["a[b]c*"]
@@ -465,7 +465,7 @@ def test_another_dtlab_than_this_one_is_said(group: Class) -> None:
     outcomes = group.grade()
     assert outcomes["cyd"].record is not None
     (note,) = outcomes["cyd"].record.notes["01_level_1"]
-    assert note.startswith("It was made with dtlab 0.0.9, and graded with ")
+    assert note.startswith("The notebook was made with dtlab 0.0.9, and graded with ")
     assert group.record("ada").notes == {"01_level_1": ()}
 
 
@@ -619,7 +619,7 @@ def test_a_second_one_is_refused_while_the_first_goes_on(slow_group: Class) -> N
     running.process.send_signal(signal.SIGCONT)
     assert second.returncode == 1
     assert f"week-1 is being graded already (process {running.process.pid} on " in error
-    assert "Ctrl-C: nothing of it is lost." in error
+    assert "Ctrl-C: no results are lost." in error
     running.end(signal.SIGTERM)
     assert running.process.returncode == 1
     assert running.left() == []

@@ -125,6 +125,10 @@ def test_report_is_nbgraders_number_in_a_kernel_and_text_in_a_terminal(
     bundle = REPORT._repr_mimebundle_()
     assert float(bundle["text/plain"]) == REPORT.score
     assert bundle["text/html"] == REPORT._repr_html_()
+    monkeypatch.setattr("dtlab.grading.report.has_front_end", lambda: True)
+    assert REPORT._repr_mimebundle_()["text/plain"] == str(REPORT)  # a person may read it
+    monkeypatch.setattr("dtlab.grading.report.graded_student", lambda: "ada")
+    assert float(REPORT._repr_mimebundle_()["text/plain"]) == REPORT.score
 
 
 def test_a_passed_part_is_read_beside_the_librarys_own() -> None:
@@ -497,9 +501,13 @@ def test_a_wrong_sum_is_told_by_whose_values_are_in_it(ranks: tuple[int, ...], w
 def test_values_of_strangers_are_told_from_those_of_the_group() -> None:
     call = AllReduce(1, 4, groups=((0, 2), (1,)))
     everyone, pair = sum_of(call, 0, 1, 2), sum_of(call, 0, 2)
-    assert call.mistake([Answer(pair), Answer(sum_of(call, 1)), Answer(everyone)]) == (
-        "rank 2: elements 0 to 3 hold the values of ranks 0 to 2, not those of ranks 0 and 2."
+    results = [Answer(pair), Answer(sum_of(call, 1)), Answer(everyone)]
+    words, cause = call.mistake(results).split("\n")
+    assert words == (
+        "rank 2 (group rank 1): elements 0 to 3 hold the values of ranks 0 to 2, not those of "
+        "ranks 0 and 2."
     )
+    assert cause.endswith("in the group of ranks 0 and 2, rank 2 is group rank 1.")
     assert str(call) == "4 elements, groups (0, 2) and (1)"
 
 

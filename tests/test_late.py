@@ -81,7 +81,7 @@ def test_an_extension_never_shortens() -> None:
             r"assignments\['week-1'\] is {'percent': 3}",
         ),
         ({"assignments": {"week-1": {"most_percent": "x"}}}, "most_percent is 'x' for week-1"),
-        ({"extensions": {"week-1": {"ada": "soon"}}}, r"\['ada'\]: 'soon' is no due date"),
+        ({"extensions": {"week-1": {"ada": "soon"}}}, r"\['ada'\]: 'soon' cannot be read"),
         ({"extensions": {"week-1": "2026-12-01"}}, r"extensions\['week-1'\] is '2026-12-01'"),
     ],
 )
@@ -298,7 +298,7 @@ def test_settings_that_make_no_sense_stop_it_before_it_begins(
     group: Class, kept: Kept, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for text, told in (
-        ("c.LateRules.extensions = {'week-1': {'ada': 'soon'}}\n", "'soon' is no due date"),
+        ("c.LateRules.extensions = {'week-1': {'ada': 'soon'}}\n", "'soon' cannot be read as"),
         ("c.LateRules.percent_per_day = 'ten'\n", "percent_per_day"),
     ):
         set_up(group, text)

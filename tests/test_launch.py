@@ -361,11 +361,11 @@ def test_many_ranks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "piece"),
     [
-        ({"world_size": 0}, "world_size is a whole number from 1 to"),
+        ({"world_size": 0}, "world_size must be a whole number from 1 to"),
         ({"world_size": 2.0}, "not 2.0"),
         ({"world_size": True}, "not True"),
-        ({"threads": 0}, "threads is a whole number"),
-        ({"timeout": -1}, "timeout is a number of seconds above 0"),
+        ({"threads": 0}, "threads must be a whole number"),
+        ({"timeout": -1}, "timeout must be a number of seconds above 0"),
         ({"memory_limit": 0}, "memory_limit"),
         ({"backend": "mpi"}, "backend='mpi' is not known"),
         ({"engine": "cloud"}, "engine='cloud' is not known"),

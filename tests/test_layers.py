@@ -72,7 +72,7 @@ def test_types_are_right() -> None:
 @pytest.mark.parametrize(
     "module",
     ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.grading",
-     "dtlab.doctor"],
+     "dtlab.doctor", "dtlab.parallel.mesh"],
 )  # fmt: skip
 def test_these_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

@@ -72,7 +72,7 @@ def test_text_is_cut_at_columns() -> None:
 
 def test_the_summary_tells_each_thing_once() -> None:
     walls = ("another user (only root can become one)",)
-    moved = "The cell 'step-check' stood above the answer, and moved below it."
+    moved = "The cell 'step-check' stood above the answer, and was moved below it."
     class_ = [
         Outcome(f"s{number}", record(notes=(moved,), missing=walls), record())
         for number in range(7)
@@ -80,7 +80,7 @@ def test_the_summary_tells_each_thing_once() -> None:
     class_ += [
         Outcome("bob", record(20), record(13), late=(LATE, 4.16), by_hand=("step",)),
         Outcome("cyd", record(), record(), skipped=True),
-        Outcome("dan", None, trouble="nbgrader could not book it:\n[ERROR] locked"),
+        Outcome("dan", None, trouble="nbgrader could not book the submission:\n[ERROR] locked"),
     ]
     told = list(summary(class_, "course/verdicts/week-1", None))
     assert told[1] == "1 as before, 8 graded, 1 not graded."
@@ -89,7 +89,7 @@ def test_the_summary_tells_each_thing_once() -> None:
     assert "  bob: step" in told
     assert "  another user (only root can become one)" in told
     assert told[told.index("Not graded:") + 1 :][:2] == [
-        "  dan: nbgrader could not book it:", "  [ERROR] locked",
+        "  dan: nbgrader could not book the submission:", "  [ERROR] locked",
     ]  # fmt: skip
     assert told[-1] == "The reasons for all points are in course/verdicts/week-1."
     assert max(map(len, told)) > 80

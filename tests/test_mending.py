@@ -134,12 +134,12 @@ DEEP: Any = 1
 for _ in range(100):
     DEEP = [DEEP]
 EARLIER = f"The cell '{FIRST}' went missing"
-LOST = f"The cell '{CHECK}' went missing; the released version stands in."
+LOST = f"The cell '{CHECK}' went missing; the released version was inserted."
 OTHER = f"The cell '{CHECK}' had another text; the released one counts."
 MARKS = f"The cell '{CHECK}' had another name, kind, points or lock; the released ones count."
 OWN_MARKS = MARKS.replace(CHECK, FIRST)
-NAMED = f"The cell '{FIRST}' lacked the name under which it is graded"
-ABOVE = f"The cell '{CHECK}' stood above the answer, and moved below it."
+NAMED = f"The cell '{FIRST}' lacked a name for grading"
+ABOVE = f"The cell '{CHECK}' stood above the answer, and was moved below it."
 TWICE = f"The cell '{FIRST}' occurred more than once; the last one that is filled in counts."
 
 ALL = PARTS
@@ -203,7 +203,7 @@ CASES: dict[str, tuple[Callable[[Tree], None], str, tuple[str, ...]]] = {
     "answer without any name": (nameless(FIRST), NAMED, ALL),
     "answer without any name, no check": (both(nameless(FIRST), without(CHECK)), NAMED, ALL),
     "nothing has a name": (
-        nameless(*PARTS, *(f"{part}-check" for part in PARTS)), "lacked the name", ALL,
+        nameless(*PARTS, *(f"{part}-check" for part in PARTS)), "lacked a name for grading", ALL,
     ),
     "kind unknown": (set_fields("own-0", cell_type="sql"), "One cell had a kind that", ALL),
     "kind a list": (set_fields(FIRST, cell_type=["code"]), "One cell had a kind that", ALL),

@@ -174,7 +174,8 @@ def graded(notebook: NotebookNode, name: str, grade_id: str = "") -> NotebookNod
     [
         (
             graded(asking_for(RING), "title"),
-            "x: cell 'title' is graded, but no part says so. Parts here: ring_all_reduce-check",
+            "x: cell 'title' is graded, but belongs to no part. The parts here have these graded "
+            "cells: ring_all_reduce-check",
         ),
         (
             without(asking_for(RING), RING.grade_id),

@@ -20,9 +20,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_launch_that_takes_long_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
-    with notices.notice("05/leak: checking"), notices.notice("an inner one is not shown"):
+    with notices.notice("05/run_c: checking"), notices.notice("an inner one is not shown"):
         dtlab.launch(time.sleep, 0.5)
-    assert capsys.readouterr() == ("", "05/leak: checking ...\n")
+    assert capsys.readouterr() == ("", "05/run_c: checking ...\n")
 
 
 def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,6 +162,31 @@ def test_bad_arguments_are_explained(wrong: dict[str, Any], words: str) -> None:
         search(Transformer(2, 8, 2, 10, 8), Cluster(), 4, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"data": 0}, "data must be a whole number of 1 or more, not 0"),
+        ({"data": 2.0}, "data must be a whole number of 1 or more, not 2.0"),
+        ({"chunks": 0}, "chunks must be a whole number"),
+        ({"zero": 4}, "zero must be one of 0, 1, 2, 3, not 4"),
+        ({"schedule": "2f2b"}, "schedule must be one of 1f1b, gpipe, interleaved, zb_h1"),
+    ],
+)
+def test_a_plan_with_an_impossible_value_cannot_run(wrong: dict[str, Any], words: str) -> None:
+    found = evaluate(Transformer(2, 8, 2, 10, 8), Cluster(), 4, Plan(**wrong))
+    assert words in found.reason
+    assert not found.seconds
+
+
+def test_plans_within_a_ratio_of_the_fastest() -> None:
+    (model, cluster, batch), options = drawn_problem(random.Random(3))
+    found = search(model, cluster, batch, **options)
+    every = found.best(len(found))
+    near = [one for one in every if one.step_seconds <= 1.2 * every[0].step_seconds]
+    assert 1 < len(near) < len(every)
+    assert found.within(1.2) == near
+
+
 # Published runs ---------------------------------------------------------------------------------
 
 MEGATRON = [  # Narayanan et al. 2021, Table 1: layers, hidden, heads, t, p, GPUs, batch, TFLOP/s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import linecache
 import re
 from typing import Any
 
@@ -14,9 +15,9 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 import dtlab
-from dtlab.errors import DtlabError
+from dtlab.errors import DtlabError, MismatchError, RankTimeoutError, Waiting
 from dtlab.grading.checking.numbered import case_of, numbered
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.trials import BEGIN, Observation, Trial
 from dtlab.grading.parts import check
 from dtlab.grading.practice import practice
 from dtlab.grading.report import Report
@@ -134,7 +135,7 @@ def test_a_case_that_hangs_is_run_again(capsys: pytest.CaptureFixture[str]) -> N
     (call,) = calls_in(report)  # criteria that are blocked have no case
     assert html.escape(call) in report._repr_html_()
     out = shown_by(call, receives_first, capsys)
-    assert out.startswith("Case 1 of 01/ring_all_reduce: 4 ranks, 1048576 elements. Here rank r")
+    assert out.startswith("Case 1 of 17 of 01/ring_all_reduce: 4 ranks, 1048576 elements. Here ra")
     assert "rank 2: I hold [100.0, 200.0, 300.0]" in out
     assert "What each rank waits for: rank 0 waits in recv for rank 1; rank 1" in out
     assert "Post the send first" in out
@@ -145,7 +146,7 @@ def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown_by(
         calls_in(check("02/average_gradients", keeps_its_own))[0], keeps_its_own, capsys
     )
-    assert out.startswith("Case 1 of 02/average_gradients: 4 ranks, three layers.\nTimeline of 4")
+    assert re.match(r"Case 1 of \d+ of 02/average_gradients: 4 ranks, three layers.\nTime", out)
     assert out.count("this is the rank's own gradient") == 1
 
 
@@ -166,6 +167,7 @@ def test_buttons_below_the_report_run_a_case_again(monkeypatch: pytest.MonkeyPat
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     *_, report, kept, buttons = notebook.cells[1].outputs  # a notice may come first
+    assert report.data["text/plain"].startswith("tree_broadcast   0 of 6 points\n  lost")
     assert "text/html" in report.data
     assert "dtlab-kept" in kept.data["text/html"]  # no error of a widget on the next day
     assert "application/vnd.jupyter.widget-view+json" in buttons.data
@@ -174,8 +176,162 @@ def test_buttons_below_the_report_run_a_case_again(monkeypatch: pytest.MonkeyPat
     assert "Timeline of 4 ranks" in widgets  # shown below the buttons
 
 
+def without_group(tensor: torch.Tensor, group: Any = None) -> None:
+    dist.all_reduce(tensor)
+
+
+@pytest.mark.slow
+def test_a_case_in_groups_shows_the_hint_of_the_report_and_names_group_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dtlab.practice("01/ring_all_reduce", without_group, case=17)
+    out = capsys.readouterr().out
+    assert "groups (0, 2, 3) and (1, 4). Here global rank r holds" in out
+    assert "rank 0 (group rank 0): elements 0 to 6 hold the values of ranks 0 to 4, not" in out
+    assert "Pass group to every call of torch.distributed" in out
+    assert "global ranks: in the group of ranks 0, 2 and 3, rank 3 is group rank 2." in out
+
+
+def blank(tensor: torch.Tensor, group: Any = None) -> None:
+    raise NotImplementedError
+
+
+def test_a_case_of_a_blank_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    dtlab.practice("01/ring_all_reduce", blank, case=5)
+    out = capsys.readouterr().out
+    assert out == "blank is not written yet: it still raises NotImplementedError.\n"
+
+
+def shown_at_the_limit(
+    running: list[Waiting], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    **more: Any,
+) -> str:  # fmt: skip
+    """What `practice` shows of a case whose ranks reach the time limit in these places."""
+
+    def observe(trial: Trial, fn: Any) -> Observation:
+        return Observation(trial, error=RankTimeoutError("too long", running=running, **more))
+
+    monkeypatch.setattr("dtlab.grading.checking.replay.observe", observe)
+    dtlab.practice("01/ring_all_reduce", blank)
+    return capsys.readouterr().out
+
+
+LINE: dict[str, Any] = {"file": "mine.py", "line": 7, "code": "while True:"}
+
+
+def test_without_a_number_the_first_case_runs_and_says_how_to_choose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shown_at_the_limit([Waiting(0, "compute", **LINE)], monkeypatch, capsys)
+    assert out.startswith("Case 1 of 17 of 01/ring_all_reduce: 4 ranks")
+    assert 'pass its number, 1 to 17, as in dtlab.practice("01/ring_all_reduce", blank, ca' in out
+
+
+@pytest.mark.parametrize("operation", ["compute", "barrier"])
+def test_in_an_endless_loop_no_rank_waits(
+    operation: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = [Waiting(rank, operation, **LINE) for rank in range(4)]
+    out = shown_at_the_limit(running, monkeypatch, capsys, loops=operation != "compute")
+    assert "What each rank waits for" not in out
+    where = "" if operation == "compute" else ", now in barrier"
+    assert f"ranks 0 to 3 are still running{where}   mine.py, line 7:   while True:" in out
+
+
+def test_a_rank_in_a_loop_is_shown_if_others_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running = [Waiting(0, "compute", **LINE), Waiting(1, "recv", (0,), **LINE)]
+    out = shown_at_the_limit(running, monkeypatch, capsys)
+    assert "rank 0 is still running; rank 1 waits in recv for rank 0" in out
+
+
+@pytest.mark.parametrize("file", ["<frozen posixpath>", linecache.__file__])
+def test_a_line_of_a_library_is_not_quoted(file: str) -> None:
+    running = [Waiting(0, "compute", file=file, line=71, code="path = join(a, *p)")]
+    one = Observation(Trial(1, [AllReduce(0, 4)]), error=RankTimeoutError("", running=running))
+    assert "rank 0 is still running\n" in one.trouble
+
+
+# A missing wait ---------------------------------------------------------------------------------
+
+
+def without_wait(mine: int) -> list[int]:
+    theirs = torch.zeros(1000, dtype=torch.int64)
+    sending = dist.isend(torch.full((1000,), mine + dist.get_rank()), 1 - dist.get_rank())
+    dist.irecv(theirs, 1 - dist.get_rank())
+    first = theirs[:1] + 0
+    sending.wait()
+    return first.tolist()
+
+
+def test_a_receive_without_wait_is_named_in_the_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (criterion,) = practice(without_wait, 10, returns=[[-1], [-1]]).criteria
+    assert criterion.status == "lost"
+    assert "warning: ranks 0 and 1 read the tensor of irecv before wait()." in criterion.message
+    assert ":   dist.irecv(theirs, 1 - dist.get_rank())" in criterion.message
+    assert ":   first = theirs[:1] + 0" in criterion.message
+    assert "warning" not in capsys.readouterr().out
+
+
+def forgets_to_wait(tensor: torch.Tensor, group: Any = None) -> None:
+    if dist.get_world_size() == 2:
+        arrived = torch.empty_like(tensor)
+        sending = dist.isend(tensor.clone(), 1 - dist.get_rank())
+        dist.irecv(arrived, 1 - dist.get_rank())
+        tensor += arrived
+        sending.wait()
+
+
+@pytest.mark.slow
+def test_a_case_that_is_run_again_tells_of_a_receive_without_wait(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dtlab.practice("01/ring_all_reduce", forgets_to_wait, case=5)
+    assert "1 read the tensor of irecv before wait()." in capsys.readouterr().out
+
+
+# Sizes of chunks --------------------------------------------------------------------------------
+
+
+def test_chunks_of_other_lengths_are_named() -> None:
+    cases = [AllReduce(0, 6), AllReduce(0, 7), AllReduce(0, 1)]
+    headline = "rank 1 sends float32[3] and rank 0 receives it into float32[4]."
+    error = MismatchError(headline, waiting=[], mismatch=headline)
+    one = Observation(Trial(2, cases), error=error, printed=[f"{BEGIN}0\n{BEGIN}1\n"] * 2)
+    (mistake,) = one.mistakes
+    assert mistake.startswith("2 ranks, 7 elements: the calls of the ranks do not match.\nrank 1")
+    assert "7 elements do not divide by 2: with tensor_split, chunk 0 has 4 elements, a" in mistake
+    assert "chunk 1 has 3. Give each receive buffer the length" in mistake
+    few = AllReduce(0, 2).advice("5 ranks, 2 elements: a (0) must match the size of tensor b (1)")
+    assert "chunks 0 and 1 have 1 element, and chunks 2 to 4 have none." in few
+    assert AllReduce(0, 8).advice(f"2 ranks, 8 elements: {headline}") == ""
+    assert AllReduce(0, 7).advice("2 ranks, 7 elements: a rank sends to itself") == ""
+
+
+# The return value of a collective ---------------------------------------------------------------
+
+
+def uses_the_return_value(value: float) -> float:
+    gradient = torch.tensor(value)
+    gradient = dist.all_reduce(gradient)  # type: ignore[assignment, no-untyped-call]
+    return float(gradient / 2)
+
+
+def returns_the_return_value(value: float) -> Any:
+    return dist.all_reduce(torch.tensor(value))
+
+
+@pytest.mark.parametrize("fn", [uses_the_return_value, returns_the_return_value])
+def test_the_return_value_of_all_reduce_is_nothing(fn: Any) -> None:
+    (criterion,) = practice(fn, 4.0, returns=[4.0, 4.0]).criteria
+    assert "dist.all_reduce returns None: it writes its result into a tensor" in criterion.message
+
+
 def test_a_case_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(DtlabError, match="has cases 1 to 17, and none of number 18"):
+    with pytest.raises(DtlabError, match="has cases 1 to 17, but no case 18"):
         dtlab.practice("01/ring_all_reduce", receives_first, case=18)
     with pytest.raises(DtlabError, match="01/results has no cases to run"):
         dtlab.practice("01/results", {}, case=1)

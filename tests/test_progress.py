@@ -283,7 +283,7 @@ def test_copies_with_their_old_names_are_worked_on(old_copies: Course) -> None:
 def test_renewed_copies_get_their_new_names(old_copies: Course) -> None:
     said = list(start(old_copies, UNIT, renew=True))
     assert (
-        f"{MY_2}   renewed, with your answers; the old one is level-2-backup-1.ipynb. It was "
+        f"{MY_2}   renewed, with your answers; the old copy is level-2-backup-1.ipynb. It was "
         "level-2.ipynb: if that is open in JupyterLab, close it without saving"
     ) in said
     assert cell(Path(MY_2), "ring_all_reduce").source == "mine = 1"
@@ -310,7 +310,7 @@ def test_a_newer_release_takes_the_answers_over(course: Course) -> None:
     edit(Path(LEVEL_2), title="# A newer release")
     backup = Path(MY_2).with_name("01_level_2-backup-1.ipynb")
     said = list(start(course, UNIT, renew=True))
-    assert f"{MY_2}   renewed, with your answers; the old one is {backup.name}" in said
+    assert f"{MY_2}   renewed, with your answers; the old copy is {backup.name}" in said
     assert f"{MY_1}   kept" in said
     assert cell(Path(MY_2), "title").source == "# A newer release"
     for notebook in (Path(MY_2), backup):
@@ -326,7 +326,7 @@ def test_a_newer_lesson_says_where_the_old_one_is(course: Course) -> None:
     edit(Path("my", lesson), **{first: "my notes"})
     edit(lesson, **{first: "# A newer lesson"})
     backup = f"{UNIT}-backup-1.ipynb"
-    told = f"my/{lesson}   renewed; the old one, with whatever you wrote in it, is {backup}"
+    told = f"my/{lesson}   renewed; the old copy, with everything that you wrote, is {backup}"
     assert told in list(start(course, UNIT, renew=True))
     assert cell(Path("my", lesson), first).source == "# A newer lesson"
     assert cell(Path("my/notebooks", backup), first).source == "my notes"
@@ -338,7 +338,7 @@ def test_an_answer_that_is_asked_no_longer_is_told(course: Course) -> None:
     newer.cells = [one for one in newer.cells if one.id != "tree_broadcast"]
     nbformat.write(newer, LEVEL_2)
     assert (
-        f"{MY_2}   renewed, with your answers; those to tree_broadcast, asked no longer, "
+        f"{MY_2}   renewed, with your answers; answers that are no longer asked (tree_broadcast) "
         "are in 01_level_2-backup-1.ipynb"
     ) in list(start(course, UNIT, renew=True))
 
@@ -403,7 +403,7 @@ def test_a_form_is_reset_to_its_blanks(course: Course) -> None:
 def test_reset_refuses_what_it_cannot_find(course: Course) -> None:
     with pytest.raises(DtlabError, match="there is no notebook .*To get one: dtlab start 01"):
         reset(course, RING, Path("elsewhere.ipynb"))
-    with pytest.raises(DtlabError, match="has no cell 'ring_all_reduce' any more"):
+    with pytest.raises(DtlabError, match="no longer has a cell 'ring_all_reduce'"):
         reset(course, RING, Path(LEVEL_1))
     for broken in (b"{", b"{}", b"[]", b"\xff"):
         Path(LEVEL_2).write_bytes(broken)
@@ -476,7 +476,7 @@ def test_outside_of_the_course_paths_are_told_in_full(
         (["reset", "01/ringall"], 1, "dtlab reset: there is no part '01/ringall'. Did you"),
         (["start", "99"], 1, "dtlab start: there is no unit '99'. Units: 00_one_gpu_is"),
         (["start", "01_ranks"], 1, "dtlab start: there is no unit '01_ranks'."),
-        (["start", "01/level-9"], 1, "its levels come with it"),
+        (["start", "01/level-9"], 1, "which includes all its levels"),
         (["start", "01", "level-2"], 2, "dtlab start: unexpected 'level-2'. See: "),
     ],
 )

@@ -297,11 +297,11 @@ def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
     for ask, words in (
         (lambda: shared.cell("1", ranks=3), "there is no rank 3: the session has ranks 0 to 2"),
         (lambda: shared.cell("1", ranks=[]), "ranks is empty"),
-        (lambda: shared.cell("1", timeout=0), "timeout is a number of seconds above 0"),
+        (lambda: shared.cell("1", timeout=0), "timeout must be a number of seconds above 0"),
         (lambda: shared.run("print"), "runs a function on its ranks, not 'print'"),
         (lambda: shared.run(threading.Lock().acquire), "cannot be sent to the ranks"),
         (lambda: shared.push(good=1, lock=threading.Lock()), "^lock cannot be sent"),
-        (lambda: dtlab.session(0), "world_size is a whole number from 1"),
+        (lambda: dtlab.session(0), "world_size must be a whole number from 1"),
         (lambda: dtlab.session(2, backend="nccl"), "needs a GPU"),
     ):
         with pytest.raises(dtlab.LaunchError, match=words):
@@ -425,7 +425,7 @@ def test_a_time_limit_says_where_ranks_are(shared: dtlab.Session) -> None:
         shared.cell("if dist.get_rank() == 1:\n    time.sleep(60)", ranks=[0, 1], timeout=0.3)
     text = str(caught.value)
     assert "the time limit of 0.3 s has passed" in text
-    assert "rank 1 was still computing" in text and "line 2:   time.sleep(60)" in text
+    assert "rank 1 was still running" in text and "line 2:   time.sleep(60)" in text
     assert "rank 2 took no part" in text and "%%ranks --timeout" in text
     goes_on(shared)
 

@@ -26,7 +26,7 @@ def test_the_report_shows_both_and_accuses_nobody() -> None:
     assert "01/ring_all_reduce   1.00   ada and ben" in lines
     assert re.search(r"def ring_all_reduce\(tensor, group=None\):\s+\| def x\d+\(", text)
     assert max(map(len, lines)) <= 100
-    assert "Similar is not copied" in text
+    assert "Similar answers need not be copied" in text
     assert not re.search(
         "cheat|plagia|suspect|fraud|guilt|dishonest|offen[cd]", text, re.IGNORECASE
     )
@@ -37,7 +37,7 @@ def test_a_ring_is_named_once() -> None:
     lines = list(rendered("level-2", compared(RING, **class_), 11, 0.8))
     (heading,) = [line for line in lines if line.startswith("01/ring_all_reduce")]
     assert "11 learners: n0, n1, n10," in heading
-    assert "So many may follow a hint" in heading
+    assert "The cause may be a hint" in heading
     assert "Closest: n0 and n1" in heading
 
 

@@ -37,7 +37,7 @@ def test_a_transformer_of_40_billion_parameters() -> None:
     found = choose(40e9, 80e9, 2e9, num_gpus=16)
     assert found.leaf.id == "zero3"
     assert str(found.because) == "a whole replica with its activations, 642 GB, is more than " \
-                                 "the budget of a card, 80 GB"  # fmt: skip
+                                 "the budget of a GPU, 80 GB"  # fmt: skip
     assert found.bytes_per_gpu == 42e9
     assert found.gpus_to_fit == smallest_world_size(40e9, 3, 80e9, "mixed", activation_bytes=2e9)
     one_node = choose(40e9, 80e9, 2e9, num_gpus=8)  # 80 GB of states on each, and no room
@@ -83,7 +83,7 @@ def test_a_sample_that_is_too_large_is_split() -> None:
     assert volume.leaf.id == "split_sample"
     assert volume.bytes_per_gpu == 0.8e9 + 37.5e9
     assert str(volume.because) == "the activations of one microbatch, 300 GB, is more than the " \
-                                  "budget of a card, 80 GB"  # fmt: skip
+                                  "budget of a GPU, 80 GB"  # fmt: skip
     assert choose(20e9, 80e9, 300e9, num_gpus=8).leaf.id == "split_and_shard"
     assert choose(20e9, 80e9, 700e9, num_gpus=8).leaf.id == "too_few_for_sample"
 
@@ -133,23 +133,23 @@ def test_what_each_measure_brings() -> None:
         "bf16": 20e9,  # of activations: 16 bytes of state stay 16
         "LoRA": 160e9 - 40e9 - 1.6e9,
         "offload": 80e9,
-        "a bigger card": 0.9 * 288e9 - 80e9,
+        "a bigger GPU": 0.9 * 288e9 - 80e9,
     })  # fmt: skip
     assert list(brings) == [
         "gradient accumulation", "activation checkpointing", "bf16", "LoRA", "offload",
-        "a bigger card",
+        "a bigger GPU",
     ]  # fmt: skip
     # 200 GB have to become 80
-    assert {each.name for each in found.cheaper if each.enough} == {"a bigger card"}
+    assert {each.name for each in found.cheaper if each.enough} == {"a bigger GPU"}
 
 
 def test_enough_is_enough() -> None:
     almost = choose(4e9, 80e9, 20e9, num_blocks=16)  # 84 GB
     assert {each.name for each in almost.cheaper if each.enough} == {
-        "activation checkpointing", "LoRA", "offload", "a bigger card",
+        "activation checkpointing", "LoRA", "offload", "a bigger GPU",
     }  # fmt: skip
     card = almost.cheaper[-1]
-    assert str(card) == "a bigger card: Use H200 SXM, 150.8 GB, of which 90 % count as free " \
+    assert str(card) == "a bigger GPU: Use H200 SXM, 150.8 GB, of which 90 % count as free " \
                         "for tensors. Gain: up to 55.68 GB, which may be enough."  # fmt: skip
     assert "bf16" not in {each.name for each in almost.cheaper}  # it is there already
     fp32_gradients = choose(8e9, 80e9, policy="mixed_fp32_grads").cheaper
@@ -185,7 +185,7 @@ def test_a_leaf_names_a_question_on_its_way() -> None:
 def test_it_prints_as_it_is_walked() -> None:
     found = choose(200e6, 80e9, 5e9, hours=2)
     assert found.tree.splitlines()[:4] == [
-        "Does a whole replica fit on a card?   8.2 GB <= 80 GB",
+        "Does a whole replica fit on a GPU?   8.2 GB <= 80 GB",
         "├─ yes: Is one GPU fast enough?   2 hours <= 24 hours",
         "│  ├─ yes: one GPU   <--",
         "│  └─ no: Are there enough GPUs to finish in time?",
@@ -214,7 +214,7 @@ def test_it_says_what_and_why() -> None:
     known = choose(200e6, 80e9)  # nobody knows how long it takes
     assert known.because.question.id == "replica"
     assert str(choose(5e9, 80e9 - 1).because).endswith(
-        "80,000,000,000 bytes, is more than the budget of a card, 79,999,999,999 bytes"
+        "80,000,000,000 bytes, is more than the budget of a GPU, 79,999,999,999 bytes"
     )
 
 

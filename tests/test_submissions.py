@@ -94,7 +94,7 @@ def test_what_may_be_either_is_named_and_not_taken(tmp_path: Path) -> None:
     found = files(tmp_path, **{"a/Level-2.ipynb": TEXT, "b/Level-2.ipynb": TEXT, "x.ipynb": TEXT})
     assert found.notebooks == {"level-1": None, "level-2": None}
     (note,) = found.notes["level-2"]
-    assert note.startswith("There is no level-2.ipynb among what was handed in: x.ipynb, a/Level")
+    assert note.startswith("There is no level-2.ipynb among the submitted files: x.ipynb, a/Level")
     assert note.endswith("rename it, and grade again.")
 
 

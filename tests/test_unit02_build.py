@@ -170,8 +170,8 @@ def counted(wire: list[int | None], *, hidden: int | None = None, size: int = 10
 def test_bytes_of_an_all_reduce_are_those_of_a_ring() -> None:
     assert not counted([100_600, 100_600])
     assert not counted([None, None])
-    assert "rank 1 called takes 0.1 MB, but 0.2 MB left it" in counted([100_600, 200_000])
-    assert "rank 0 called takes 0.1 MB, but 5 kB left it" in counted([5_000, 100_600])
+    assert "the calls of rank 1 take 0.1 MB, but 0.2 MB left it" in counted([100_600, 200_000])
+    assert "the calls of rank 0 take 0.1 MB, but 5 kB left it" in counted([5_000, 100_600])
     assert "0.3 MB went between the ranks past" in counted([100_600] * 2, hidden=300_000)
 
 

@@ -363,7 +363,7 @@ def test_what_is_right_must_have_travelled() -> None:
 
     assert not said(6000, 6000, 6000, 6000)
     assert not said(None, 0, 0, 0)
-    assert "of the 24 kB that ranks have to send each other for that, 8 kB" in said(*[2000] * 4)
+    assert "of the 24 kB that ranks must send each other for that, 8 kB" in said(*[2000] * 4)
     assert not said(4000, 4000, 4000, 4000, groups=((0, 1), (2, 3)))
 
 

@@ -6,7 +6,6 @@ import ast
 import inspect
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,7 +25,6 @@ from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
-from dtlab.grading.scripts.symptoms import Scene
 from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.models import MLP
@@ -41,10 +39,9 @@ from dtlab.units.unit03.reach import (
     Setting,
 )
 from dtlab.units.unit03.reach_training import train_by
-from dtlab.units.unit03.run_3 import of_gradients
+from dtlab.units.unit03.run_3 import of_two
 from dtlab.units.unit03.run_4 import one_recipe
 from dtlab.units.unit03.run_trials import (
-    SYMPTOMS,
     accumulated,
     moved_within_an_update,
     moves,
@@ -52,7 +49,6 @@ from dtlab.units.unit03.run_trials import (
     other_rates,
     schedule,
 )
-from tests.marks import first
 from tests.mutants.sources import solution_of
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of
@@ -74,13 +70,6 @@ def scene_of(part: Part) -> OnDigits:
     (case,) = mend_of(part).scene.cases
     assert isinstance(case, OnDigits)
     return case
-
-
-def said_of(part: Part) -> dict[str, Any]:
-    """The right diagnosis, as the right answers have it."""
-    known = answers_of(part)
-    assert known is not None
-    return dict(known.right[0]()["diagnosis"])
 
 
 def mended(part: Part) -> Callable[..., Any]:
@@ -148,55 +137,6 @@ def test_all_parts_have_40_points_and_take_75_minutes() -> None:
     assert sum(part.minutes for part in (*RUNS, REACH)) == 75
 
 
-# Symptoms and numbers ---------------------------------------------------------------------------
-
-
-@pytest.mark.sample(2)
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", first(range(2)))
-@each_run
-def test_a_run_shows_its_symptom_and_no_other(part: Part, seed: int, warm: None) -> None:
-    mend, said = mend_of(part), said_of(part)
-    seen = BENCH.observe(Trial(2, [replace(scene_of(part), seed=seed)]), mend.broken)
-    scene = Scene(seen, mend.optimizer)
-    measured = [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
-    assert measured == [said["symptom"]]
-    assert mend.proof is not None
-    assert mend.proof.judge(said["number"], scene).status == "ok"
-    words = " ".join(symptom.find(scene).words for symptom in SYMPTOMS.values())
-    assert str(said["number"]) not in re.findall(r"[\d.]+", words), "the number is given away"
-
-
-@pytest.mark.sample(1)
-@pytest.mark.sample(2)
-@pytest.mark.slow
-@each_run
-def test_a_mended_run_shows_no_symptom(part: Part, warm: None) -> None:
-    scene = Scene(BENCH.observe(mend_of(part).scene, mended(part)), mend_of(part).optimizer)
-    assert not [name for name, symptom in SYMPTOMS.items() if symptom.find(scene).seen]
-
-
-def test_no_two_runs_have_the_same_symptom() -> None:
-    named = [said_of(part)["symptom"] for part in RUNS]
-    assert len(set(named)) == len(named)
-    assert len(SYMPTOMS) > 2 * len(named)
-
-
-@each_run
-def test_what_people_mistake_for_the_number_is_not_it(part: Part) -> None:
-    case, proof, symptom = scene_of(part), mend_of(part).proof, said_of(part)["symptom"]
-    assert proof is not None
-    number = proof.number
-    given = {
-        "batch": 512, "times": 1 / 8 if symptom == "rate too high" else 16, "moving": 16,
-        "updates": 64, "stretch": 8, "ranks": 2, "case": case,
-    }  # fmt: skip
-    assert number.judge(said_of(part)["number"], given).status == "ok"
-    values = [one.value(given) if callable(one.value) else one.value for one in number.mistakes]
-    assert all(number.judge(value, given).status == "lost" for value in values)
-    assert len({round(float(value), 6) for value in values}) == len(values)
-
-
 # What the runs do to the error ------------------------------------------------------------------
 
 
@@ -217,16 +157,15 @@ def errors(script: Callable[..., Any], case: OnDigits, seeds: Sequence[int]) -> 
 @pytest.mark.proof
 @pytest.mark.slow
 @each_run
-def test_a_broken_run_learns_less_in_every_seed(part: Part, warm: None) -> None:
-    def on_two(script: Callable[..., Any]) -> list[float]:
+def test_a_broken_run_learns_less(part: Part, warm: None) -> None:
+    def on_two(script: Callable[..., Any]) -> float:
         case = scene_of(part)
         run = dtlab.launch(
             errors, script, case, range(5), world_size=2, backend="gloo", trace=False, timeout=90
         )
-        return list(run.values[0])
+        return float(statistics.mean(error for of_rank in run.values for error in of_rank))
 
-    broken, whole = on_two(mend_of(part).broken), on_two(mended(part))
-    assert min(b - w for b, w in zip(broken, whole, strict=True)) > 5, (broken, whole)
+    assert on_two(mend_of(part).broken) > on_two(mended(part)) + 0.5
 
 
 # Answers ----------------------------------------------------------------------------------------
@@ -236,12 +175,11 @@ def test_a_broken_run_learns_less_in_every_seed(part: Part, warm: None) -> None:
 @pytest.mark.slow
 @each_run
 def test_the_broken_run_earns_nothing(part: Part, warm: None) -> None:
-    diagnosis = {"symptom": None, "number": None, "line": None}
     criteria = part.check.run(
-        part.symbol, {"diagnosis": diagnosis, "mended": mend_of(part).broken}, bench=BENCH
+        part.symbol, {"diagnosis": {"line": None}, "mended": mend_of(part).broken}, bench=BENCH
     )
-    assert [one.status for one in criteria] == ["open"] * 3 + ["lost", "blocked"]
-    assert [one.name for one in criteria][:3] == ["symptom", "number", "line"]
+    assert [one.status for one in criteria] == ["open", "lost", "blocked"]
+    assert criteria[0].name == "line"
 
 
 def nothing(*_: Any) -> None:
@@ -257,11 +195,10 @@ def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [3, "rate gone", [], {"symptom": object()}, {"symptom": 7}])
+@pytest.mark.parametrize("said", [3, "rate gone", [], {"line": object()}, {"line": 70}])
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
     criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "mended": None}, bench=BENCH)
-    waiting = "open" if isinstance(said, dict) else "blocked"
-    assert [one.status for one in criteria[:3]] == ["lost", waiting, waiting]
+    assert criteria[0].status == "lost"
     assert criteria[0].message
 
 
@@ -270,7 +207,7 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) ->
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
     criteria = RUNS[0].check.run("run_1", answer, bench=BENCH)
     assert criteria[0].message.startswith("run_1 must be a dict")
-    assert [one.status for one in criteria] == ["lost"] + ["blocked"] * 4
+    assert [one.status for one in criteria] == ["lost"] + ["blocked"] * 2
 
 
 # Rates ------------------------------------------------------------------------------------------
@@ -342,19 +279,18 @@ def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) 
 
 
 @pytest.mark.parametrize(
-    ("ranks", "factor", "piece"),
+    ("ranks", "factor", "why"),
     [
-        (2, 2, "divide each loss by their number"),
-        (4, 0.5, "you divide by their number twice"),
-        (4, 0.25, "There are 4 ranks, and DDP has divided by their number already"),
-        (3, 2 / 3, "2 microbatches by 3 ranks. DDP has divided by one of the two already"),
+        (2, 2, "There are 2 microbatches in an update."),
+        (4, 0.25, "There are 4 ranks."),
+        (3, 2 / 3, "That is 2 microbatches by 3 ranks."),
     ],
 )
-def test_gradients_that_are_off_by_a_factor_are_told_why(
-    ranks: int, factor: float, piece: str
+def test_updates_that_are_off_by_a_factor_are_told_its_numbers(
+    ranks: int, factor: float, why: str
 ) -> None:
-    whys = {why: factor for factor, why in of_gradients(CASE, ranks)}
-    assert [whys[why] for why in whys if piece in why] == pytest.approx([factor])
+    known = {words: one for one, words in of_two(CASE, ranks)}
+    assert known[why] == pytest.approx(factor)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from dtlab.units.unit04.loss_scaler import Scaling
 from dtlab.units.unit04.master_step import PART as MASTER_STEP
 from dtlab.units.unit04.master_step import Mastered
 from dtlab.units.unit04.nan_run import PART as NAN_RUN
-from dtlab.units.unit04.nan_run import SYMPTOMS
 from dtlab.units.unit04.scaled_backward import PART as SCALED_BACKWARD
 from dtlab.units.unit04.scaled_backward import Backwards
 from dtlab.units.unit04.update_scale import next_scale
@@ -106,8 +105,8 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
     from dtlab.grading.checking.bench import warm_up
+    from dtlab.grading.scripts.mend import Scene
     from dtlab.grading.scripts.reference import Optimizer
-    from dtlab.grading.scripts.symptoms import Scene
 
     warm_up()
     mend: Any = NAN_RUN.check
@@ -117,7 +116,6 @@ def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> No
     assert 12 < begins < 32
     assert losses[begins:].isnan().all()  # for ever
     assert seen.results[0].after.isfinite().all()
-    assert [name for name, one in SYMPTOMS.items() if one.find(seen).seen] == ["too long"]
     measured = mend.proof.measure(seen)
-    assert measured["times"] == 2.0 ** measured["skipped"] == 2048
-    assert measured["times"] > measured["length"] > 10  # not clipped at all
+    assert measured["limit"] == 2.0 ** measured["skipped"] == 2048
+    assert measured["limit"] > measured["times"] > 10  # not clipped at all

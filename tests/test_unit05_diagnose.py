@@ -9,10 +9,11 @@ from typing import Any
 import nbformat
 import pytest
 
-from dtlab.grading import find_part
+from dtlab.grading import Part, find_part
+from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit05.runs import ShardedRun
 
-PARTS = [find_part(f"05/{name}") for name in ("giant_gather", "policies", "leak")]
+PARTS = [find_part(f"05/{name}") for name in ("run_a", "run_b", "run_c")]
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "05_zero_and_fsdp" / "level-3.ipynb"
 
@@ -26,7 +27,7 @@ def cells() -> dict[str, str]:
 def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
     from dtlab.units.unit05 import runs_scripts
 
-    shown = cells()["symptoms"]
+    shown = cells()["network"]
     for one in (runs_scripts.Layer, runs_scripts.Net):
         for line in inspect.getsource(one).splitlines():
             if line.strip().startswith("self."):
@@ -40,6 +41,13 @@ def test_other_seeds_try_other_models(part: Any) -> None:
         (case,) = trial.cases
         assert isinstance(case, ShardedRun)
         assert case.width != 32  # a number for the notebook's model does not fit
+
+
+@part_by_name
+def test_no_title_and_no_list_gives_the_fault_away(part: Part) -> None:
+    assert part.title == f"Run {part.symbol[-1].upper()}"
+    assert isinstance(part.check, MendScript)
+    assert "symptom" not in "".join(cells().values()).casefold()
 
 
 def test_the_level_leaves_time_for_the_plans() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import nbformat
 import pytest
 
 from dtlab.grading import find_part, known_parts
-from dtlab.units.unit06.runs import SharedRun, cut_dim
+from dtlab.units.unit06.runs import SharedRun
 from tests.staying import BENCH
 
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("06", 3)]
@@ -28,27 +31,49 @@ def cells() -> dict[str, str]:
 def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
     from dtlab.units.unit06 import runs_scripts
 
-    shown = cells()["symptoms"]
-    for one in (runs_scripts.Layer, runs_scripts.Net, runs_scripts.share_out):
+    shown = cells()["model"]
+    for one in (runs_scripts.Layer, runs_scripts.Net, runs_scripts.own):
         for line in inspect.getsource(one).splitlines():
-            if line.strip().startswith(("self.", "part =", "setattr", "(layer.", "for ")):
+            if line.strip().startswith(("self.", "gate, ", "rank, ", "return weight")):
                 assert line.strip() in shown
 
 
-def test_what_is_cut_is_what_the_programs_cut() -> None:
-    names = ["enter.weight", "layers.0.norm.bias", "layers.10.wide.weight", "layers.0.wide.bias",
-             "layers.1.narrow.weight", "layers.1.narrow.bias", "leave.bias"]  # fmt: skip
-    assert [cut_dim(name) for name in names] == [None, None, 0, 0, 1, None, None]
+def test_nothing_tells_a_fault_before_the_hints() -> None:
+    """Neither titles and names nor the text beside a program."""
+    assert [part.title for part in BROKEN] == ["Program 1", "Program 2", "Program 3"]
+    for part in BROKEN:
+        texts = [cells()[f"{part.symbol}-{name}"] for name in ("text", "read")]
+        told = re.compile(r"norm|gradient|bias|drift|twice|gate|residual|too (many|early|often)")
+        assert not told.search(" ".join(texts).casefold())
+
+
+@pytest.mark.slow
+def test_each_fault_has_evidence_in_the_notebooks_report(warm: None) -> None:
+    """Calls in program 1, the first loss in 2, first updates in 3, whose copies agree."""
+    shown: dict[str, Any] = {}
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        for id in ("imports", "watch"):
+            exec(cells()[id], shown)
+        for number in (1, 2, 3):
+            printed.write(f"= {number}\n")
+            shown["report"](getattr(shown["runs_scripts"], f"train_{number}"), 2)
+    _, first, second, third = re.split(r"= \d\n", printed.getvalue())
+    assert "2,048 bytes, 36 times" in first  # a right run has 24
+    assert "2,048 bytes, 24 times" in second
+    losses = [re.findall(r"\d\.\d{5}", text) for text in (first, second, third)]
+    assert losses[0][:4] == losses[0][4:] and losses[1][0] != losses[1][4]
+    assert losses[2][0] == losses[2][4] and losses[2][3] != losses[2][7]
+    assert "layers.0.norm.weight   first update x 1.000   copies 0e+00 apart" in third
+    assert "enter.weight           first update x 2.000   copies 0e+00 apart" in third
 
 
 @part_by_name
 def test_other_seeds_try_other_models(part: Any) -> None:
     assert len({str(part.check.check.trials(seed)) for seed in range(10)}) == 10
     for trial in part.check.check.trials(0):
-        (case,) = trial.cases
-        assert isinstance(case, SharedRun)
-        assert case.width != 32  # a number for the notebook's model does not fit
-        assert (case.inner % trial.world_size == 0) == (part.symbol == "gather_between")
+        for case in trial.cases:
+            assert isinstance(case, SharedRun)
+            assert case.width != 32  # a number for the notebook's model does not fit
 
 
 @pytest.mark.slow

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
+from typing import Any
 
+import nbformat
 import pytest
 
 from dtlab.grading import find_part, known_parts
@@ -19,9 +25,12 @@ from dtlab.units.unit07.budget import (
     library,
     needs_of,
 )
-from dtlab.units.unit07.one_slow_stage import Layers, draw_layers, events_of, filled
-from dtlab.units.unit07.unsynchronised import Replica
+from dtlab.units.unit07.run_a import Replica
+from dtlab.units.unit07.run_b import Layers, draw_layers, events_of, filled
+from tests.wrong_answers import answers_of
 
+NOTEBOOK = Path(__file__).parents[1] / "solutions" / "07_pipeline_parallelism" / "level-3.ipynb"
+CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("07", 3)]
 
 STORIES = ("ZB-H1", "2 chunks", "ZB-H2")
@@ -116,7 +125,7 @@ def test_what_cannot_be_run_is_told_so(found: object, why: str) -> None:
     assert why in case.mistake([seen])
 
 
-# 07/unsynchronised -----------------------------------------------------------------------------
+# 07/run_a --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
@@ -128,7 +137,29 @@ def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
     assert [case.bytes_of(stage) for stage in range(num_stages)] == sizes
 
 
-# 07/one_slow_stage -----------------------------------------------------------------------------
+@pytest.mark.proof
+@pytest.mark.slow
+def test_each_mend_of_one_fault_leaves_the_other_in_sight(warm: None) -> None:
+    """The notebook's report: hashes and first updates of the run, and of both halves of a mend."""
+    shown: dict[str, Any] = {}
+    answers = answers_of(find_part("07/run_a"))
+    assert answers is not None
+    half = {one.__name__: one()["mended"] for one in answers.wrong if one.__name__[:5] == "only_"}
+    printed = {}
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(CELLS["imports"], shown)
+        exec(CELLS["run_a-run"], shown)
+    for name in ("only_the_loop_moved", "only_divided_once"):
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            shown["report"](half[name])
+        hashes = re.findall(r"hash (\w+)", text.getvalue())
+        printed[name] = hashes[0] == hashes[2], re.findall(r"x (\d\.\d+)", text.getvalue())
+    assert printed["only_the_loop_moved"] == (True, ["0.500"] * 4)
+    assert printed["only_divided_once"][0] is False
+    assert printed["only_divided_once"][1][1::2] == ["1.000"] * 2
+
+
+# 07/run_b -----------------------------------------------------------------------------
 
 four_or_three = pytest.mark.parametrize(("ranks", "goal"), [(4, 3.4), (3, 2.6)])
 

@@ -264,6 +264,17 @@ def cannot_run(grid: Orders) -> list[tuple[int, int]]:
     ]
 
 
+def test_the_impossible_cell_breaks_one_rule() -> None:
+    """Otherwise two reasons would be right, and the part accepts one; learner6 had such a grid."""
+    for given, right in (drawn("timeline", f"learner{number}") for number in range(30)):
+        (rank, step), grid = right["cell"], given["grid_b"]
+        stages = 1 + max(split(cell)[0] for row in grid for cell in row if cell)
+        earlier = {cell for row in grid for cell in row[:step]}
+        action = grid[rank][step]
+        missing = [one for one in inputs_of(action, stages) if one not in earlier]
+        assert len(missing) + (action in earlier) == 1
+
+
 @pytest.mark.proof
 def test_grid_a_can_run_and_grid_b_cannot_in_one_cell() -> None:
     for given, right in (drawn("timeline", learner) for learner in EVERYBODY):

@@ -582,7 +582,7 @@ def test_ranks_know_their_seat() -> None:
     ("keywords", "message"),
     [
         ({"world_size": 3, "cluster": Cluster(1, 2)}, "world_size=3 is more than .* room for: 2"),
-        ({"cluster": 4}, "cluster is a dtlab.Cluster, or None, not 4"),
+        ({"cluster": 4}, "cluster must be a dtlab.Cluster, or None, not 4"),
         ({"cluster": Cluster(), "backend": "nccl"}, "Leave one of the two out"),
         ({"cluster": Cluster(100, 8)}, "room for 800 ranks, but launch starts at most 256"),
     ],
@@ -608,7 +608,7 @@ def test_compute_takes_time_anywhere() -> None:
 
 @pytest.mark.parametrize("seconds", ["1", -1, float("nan"), float("inf"), True, None])
 def test_compute_takes_seconds(seconds: Any) -> None:
-    with pytest.raises(ValueError, match="a number of seconds from 0 on"):
+    with pytest.raises(ValueError, match="a number of seconds, at least 0"):
         dtlab.compute(seconds)
 
 

@@ -38,7 +38,7 @@ _MOST_CALLS: Final = 50  # in a sample
 _SAMPLES: Final = (3, 25)
 _CALLS_AT_LEAST: Final = 2 + _SAMPLES[0]
 _LARGE, _SLOW = 2**20, 100e6  # bytes, bytes/s
-_COPIES: Final = 4  # of S on a rank at one time: input, output, expected result, scratch
+_COPIES: Final = 4  # tensors of this size on a rank: input, output, expected result, scratch
 _SHARE: Final = 0.5  # of the free memory
 
 
@@ -86,7 +86,7 @@ def measure(plan: Plan, diary: Path | None = None) -> list[Measurement]:
     """Run all measurements on this rank; rank 0 also writes each one to `diary` at once."""
     device = _device(plan.backend)
     per_node = torch.tensor(plan.ranks_per_node, device=device)
-    dist.broadcast(per_node, 0)  # torchrun gives each rank its own node's number; nodes may differ
+    dist.broadcast(per_node, 0)  # nodes may have different numbers of ranks
     plan = replace(plan, ranks_per_node=int(per_node))
     measurements = []
     for subject in plan.subjects():
@@ -152,7 +152,10 @@ class _Trial:
         self.buffers: Buffers = subject.buffers(size, self.rank, self.ranks, device)
 
     def first_call(self, check: bool) -> int | None:
-        """Call it once; if `check`, count wrong elements over all ranks. Zeroes the buffers."""
+        """Call the collective once; if `check`, return the number of wrong elements on all ranks.
+
+        Sets the buffers to zero afterwards.
+        """
         self._call(1)
         wrong = None
         if check:
@@ -205,7 +208,7 @@ class _Trial:
 
 
 def _room(ranks_per_node: int, device: torch.device) -> int:
-    """Return the largest S for which every rank has memory; the same number on each rank."""
+    """Return the largest size, in bytes, for which every rank has memory; equal on all ranks."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:

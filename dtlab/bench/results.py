@@ -50,7 +50,7 @@ class Measurement:
 
     @property
     def bus_bandwidth(self) -> float:
-        """Bytes/s on the link of one rank: S/t times nccl-tests' factor; 0 for one rank."""
+        """Bytes/s on a rank's link: algorithm bandwidth x nccl-tests' factor; 0 for one rank."""
         operation = "send" if self.collective.startswith("send_recv") else self.collective
         return bus_factor(operation, self.world_size) * self.algorithm_bandwidth
 
@@ -59,7 +59,7 @@ class Measurement:
 class Results:
     """All measurements, in the order in which they were taken; displayed as a table.
 
-    `stopped` says whether the benchmark was interrupted. `left_out` are requested sizes, in bytes,
+    `stopped` is True if the benchmark was interrupted. `left_out` are requested sizes, in bytes,
     that do not fit in memory.
     """
 
@@ -170,10 +170,11 @@ def _from_plain(row: Mapping[str, Any]) -> Measurement:
 
 # Fitting a link to the times of a collective, with the closed form of `dtlab.predict` ------------
 #
-# Every closed form of `dtlab.predict` is linear in a and 1/B, t = A a + C(S)/B: 2(N-1) a and
-# 2(N-1)/N S/B for a ring all-reduce. So t/A against C(S)/A is a line, to which `fit_link` fits the
-# link. NCCL and gloo choose among several algorithms. For a built-in collective we use the form
-# that `dtlab.predict` and the emulated interconnect use, so that they reproduce the times.
+# Every closed form of `dtlab.predict` for the time t is linear in the latency a and in 1/B, where
+# B is the bandwidth: t = A a + C/B. For a ring all-reduce of S bytes on N ranks, A is 2(N-1) and C
+# is 2(N-1)/N S. So t/A is a linear function of C/A, to which `fit_link` fits the link. NCCL and
+# gloo choose among several algorithms. For a built-in collective we use the form that
+# `dtlab.predict` and the emulated interconnect use, so that they reproduce the times.
 
 Form = Callable[[float, int, Link], float]
 

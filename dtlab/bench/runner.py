@@ -119,14 +119,14 @@ def _unwatched() -> Iterator[None]:
 
 
 def _bytes(name: str, value: float | str) -> float:
-    """Convert a number or text to bytes. Raises DtlabError that says what is allowed."""
+    """Convert a number or text to bytes. Raises a DtlabError that says what is allowed."""
     try:
         size = number_from_words(value, _UNITS) if isinstance(value, str) else value
     except ValueError as error:
         raise DtlabError(f"{name}: {error}") from None
     if not is_number(size) or size < ELEMENT or size == float("inf"):
         raise DtlabError(
-            f"{name} is a number of bytes of at least {ELEMENT}, one float32, or text such as "
+            f"{name} must be a number of bytes, at least {ELEMENT} (one float32), or text such as "
             f"'64 kB' or '1 MiB'; not {value!r}."
         )
     return size
@@ -137,7 +137,7 @@ def _sizes(begin: float | str, end: float | str | None, factor: int) -> tuple[in
     low = _bytes("begin", begin)
     high = max(float(OPEN_END), low) if end is None else _bytes("end", end)
     if not isinstance(factor, int) or isinstance(factor, bool) or factor < 2:
-        raise DtlabError(f"factor is a whole number of at least 2, not {factor!r}.")
+        raise DtlabError(f"factor must be a whole number of at least 2, not {factor!r}.")
     if high < low:
         raise DtlabError(f"end ({high:,.0f} bytes) is below begin ({low:,.0f} bytes).")
     size, sizes = int(low) // ELEMENT * ELEMENT, []
@@ -164,11 +164,11 @@ def _check(
     if twice:
         raise DtlabError(f"{twice[0]} is named twice. Name each collective once.")
     if "send_recv" in functions or not all(callable(each) for each in functions.values()):
-        raise DtlabError("ours maps names of collectives other than send_recv to functions.")
+        raise DtlabError("ours must map names of collectives other than send_recv to functions.")
     if backend is not None and backend not in _BACKENDS:
-        raise DtlabError(f"backend is 'gloo' or 'nccl', or left out; not {backend!r}.")
+        raise DtlabError(f"backend must be 'gloo' or 'nccl', or left out; not {backend!r}.")
     if not is_number(seconds) or not 0 < float(seconds) < float("inf"):  # type: ignore[arg-type]
-        raise DtlabError(f"seconds is a number above 0, for one curve; not {seconds!r}.")
+        raise DtlabError(f"seconds must be a number above 0, for one curve; not {seconds!r}.")
 
 
 def _world(ranks: int | None, backend: str | None) -> tuple[int, int]:
@@ -176,7 +176,7 @@ def _world(ranks: int | None, backend: str | None) -> tuple[int, int]:
     if ranks is not None and (
         not isinstance(ranks, int) or isinstance(ranks, bool) or not 1 <= ranks <= MOST_RANKS
     ):
-        raise DtlabError(f"ranks is a whole number from 1 to {MOST_RANKS}, not {ranks!r}.")
+        raise DtlabError(f"ranks must be a whole number from 1 to {MOST_RANKS}, not {ranks!r}.")
     if inplace.environment_is_set():
         existing = int(os.environ["WORLD_SIZE"])
         if ranks not in (None, existing):

@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return 0, 1 if it failed, or 2 if its arguments are wrong."""
+    """Run one command; return 0 if it succeeds, 1 if it fails, 2 if its arguments are wrong."""
     # If rfc3987_syntax is installed, jsonschema builds 38 grammars for international addresses
     # when nbformat imports it. This takes a second, and notebooks have no such addresses.
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]

@@ -126,7 +126,7 @@ def _add_statistics(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "statistics",
         help="for instructors: which points a class misses",
         description="Summarises the results of dtlab grade: scores by part, and for each "
-        "criterion how many students earned it, lost it, or had it blocked by another one.",
+        "criterion how many students earned it, lost it, or had it blocked by another criterion.",
     )
     statistics.add_argument("assignment", help='name of the assignment, such as "week-3"')
     statistics.add_argument(

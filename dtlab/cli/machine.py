@@ -58,7 +58,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
                        "for one curve; default 2. With --end it may take longer")  # fmt: skip
     bench.add_argument("--check", action=argparse.BooleanOptionalAction, default=True,
                        help="compare each result once with the expected one")  # fmt: skip
-    bench.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to it")
+    bench.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers to FILE")
     bench.add_argument("--figure", type=Path, metavar="FILE", help="draw bus bandwidth against "
                        "size, as .png or .svg")  # fmt: skip
     bench.set_defaults(run=_bench)

@@ -121,7 +121,7 @@ def gradebook(url: str, folder: Path) -> Finding:
 
 
 def _revision(path: Path) -> str:
-    """Return the schema's version, "" if it has none. Raises sqlite3.Error if not a database."""
+    """Return the schema's version, or "". Raises sqlite3.Error if the file is not a database."""
     address = f"file:{quote(str(path))}?mode=ro"
     with closing(sqlite3.connect(address, uri=True, timeout=_DATABASE_LIMIT)) as database:
         (result,) = database.execute("PRAGMA quick_check(1)").fetchone()

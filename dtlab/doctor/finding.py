@@ -18,7 +18,7 @@ class Finding:
 
     `area` is one of `AREAS`. `value` is plain data whose keys name their units ("memory_bytes",
     "all_reduce_seconds"). `status` is "ok"; "note" for something worth knowing; or "wrong" if some
-    part of the course will fail. `mend` is the command that repairs it, "" if there is none.
+    part of the course will fail. `mend` is the command that repairs this, "" if there is none.
     """
 
     area: str

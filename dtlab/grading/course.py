@@ -19,7 +19,7 @@ from dtlab.grading.parts import Part
 __all__ = ["REPOSITORY", "SEQUEL", "Course", "level_file"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]  # unless dtlab was installed from a wheel
-SEQUEL = "_more"  # of a lesson: optional material
+SEQUEL = "_more"  # ends the name of a lesson's sequel, which is optional
 
 
 def level_file(unit: str, level: int | str) -> str:
@@ -59,18 +59,18 @@ class Course:
     def unit(self, wanted: str) -> str:
         """Returns the name of the unit with this number or name.
 
-        Raises `DtlabError` that lists all units for any other text, such as the name of a part.
+        For any other text, such as the name of a part, raises a `DtlabError` that lists all units.
         """
         for name in self.units():
             if wanted == name or (wanted.isdigit() and name.startswith(f"{wanted.zfill(2)}_")):
                 return name
         raise DtlabError(
-            f"there is no unit {wanted!r}. Units: {', '.join(self.units())}. Name one by its "
-            'number, such as "01"; its levels come with it.'
+            f"there is no unit {wanted!r}. Units: {', '.join(self.units())}. Write the number of "
+            'a unit, such as "01", which includes all its levels.'
         )
 
     def unit_or_lab(self, wanted: str) -> str:
-        """Like `unit`, but also accepts the name of a notebook outside units: "gpu_lab"."""
+        """Does what `unit` does, and also accepts a notebook outside units, such as "gpu_lab"."""
         labs = sorted(path.stem for path in (self.root / "notebooks").glob("[!0-9]*.ipynb"))
         if wanted in labs:
             return wanted

@@ -223,7 +223,7 @@ class Plain(Table):
     """An exporter for a spreadsheet or pandas: a row for each student and part.
 
     Each criterion that `dtlab grade` judged has a column, in points of the check. If an assignment
-    gives a part other points, the columns do not add up to its score.
+    gives a part other points, the columns do not add up to the part's score.
     """
 
     encoding = "utf-8-sig"  # with a byte order mark, without which spreadsheets misread UTF-8

@@ -91,7 +91,7 @@ def _attribute(tag: str, name: str, value: str) -> str | None:
 
 
 def safe_data(data: Mapping[str, Any]) -> dict[str, str]:
-    """Returns, of the formats of a learner's output, the text and valid raster images."""
+    """Returns the safe formats of a learner's output: plain text and valid raster images."""
     safe = {}
     for kind, begins in _RASTER.items():
         try:

@@ -127,7 +127,7 @@ class LateRules(LateSubmissionPlugin):  # type: ignore[misc]
 
 
 def lateness(submission: SubmittedAssignment, rules: Rules) -> Lateness | None:
-    """Returns the lateness of a submission in the gradebook; None if on time or unknown.
+    """Returns the lateness of a submission in the gradebook; None if it is on time or unknown.
 
     The gradebook stores all times in UTC, without a time zone.
     """
@@ -151,7 +151,7 @@ _DUE = (
 def due_date(text: str) -> datetime:
     """Parses a due date; without a zone it is in the time zone of this machine.
 
-    Raises `DtlabError` that says how to write it.
+    Raises a `DtlabError` that says how to write a date if the text is not one.
     """
     match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?)\s*(\S*)", text.strip())
     try:
@@ -164,4 +164,4 @@ def due_date(text: str) -> datetime:
             return datetime.fromisoformat(f"{match[1]}{zone.replace('UTC', 'Z')}")
         return moment.replace(tzinfo=ZoneInfo(zone))
     except (ValueError, KeyError, OSError) as error:  # an unknown zone raises KeyError
-        raise DtlabError(f"{text!r} is no due date that can be read. {_DUE}") from error
+        raise DtlabError(f"{text!r} cannot be read as a due date. {_DUE}") from error

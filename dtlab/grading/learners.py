@@ -39,7 +39,7 @@ _PLACEHOLDERS = {
 def normalised(learner: object) -> str:
     """Returns the id in lower case without spaces, for comparisons.
 
-    Raises `DtlabError` that says what to type if the id is empty or still a placeholder.
+    Raises a `DtlabError` that says what to type if the id is empty or still a placeholder.
     """
     name = "" if learner is None else "".join(str(learner).casefold().split())
     if "".join(letter for letter in name if letter.isalnum()) in _PLACEHOLDERS:

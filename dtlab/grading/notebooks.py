@@ -71,7 +71,8 @@ def normalise(
 ) -> None:
     """Normalises a notebook in place; `parts` are the parts that it contains.
 
-    Raises `DtlabError` for a graded cell without part, a part without cells, or ids used twice.
+    Raises `DtlabError` if a graded cell belongs to no part, a part lacks one of its cells, a
+    part's cell does not have the required form, or two cells have the same id.
     """
     parts = list(parts)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
@@ -105,9 +106,9 @@ def _demand_cells(notebook: NotebookNode, parts: list[Part], name: str) -> None:
     for cell in notebook.cells:
         if cell.metadata.get("nbgrader", {}).get("grade") and cell.id not in known:
             raise DtlabError(
-                f"{name}: cell {cell.id!r} is graded, but no part says so. Parts here: "
-                f"{', '.join(part.grade_id for part in parts) or 'none'}. Add it to "
-                "dtlab/units/unitNN, or remove its grading."
+                f"{name}: cell {cell.id!r} is graded, but belongs to no part. The parts here have "
+                f"these graded cells: {', '.join(part.grade_id for part in parts) or 'none'}. Add "
+                "a part to dtlab/units/unitNN, or remove the grading of the cell."
             )
 
 
@@ -155,7 +156,7 @@ def _role(
 
 
 def _stable_id(cell: NotebookNode, taken: set[str]) -> str:
-    """Returns the cell's id: nbgrader's name, its own id, or a readable one for a random id."""
+    """Returns nbgrader's name of the cell, or else its id; a readable id replaces a random one."""
     name = str(cell.metadata.get("nbgrader", {}).get("grade_id", "") or cell.get("id", ""))
     if name and not _MADE_UP.fullmatch(name):
         return name

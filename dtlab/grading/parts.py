@@ -54,7 +54,7 @@ class Part:
     heading of the part, `minutes` the time it should take, and `difficulty` 1 to 3. `symbol` is
     the name that the learner defines, and `grade_id` the id of its graded cell; both derive from
     `name` unless given. `reference` is the dotted name of the library's implementation. `stretch`
-    says that the part goes beyond the unit's requirements.
+    is True if the part goes beyond the unit's requirements.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Part:
     def cases_of(self, answer: Any) -> tuple[Check, str, Any] | None:
         """The check whose cases can be run again, the part's name, and the function in an answer.
 
-        None if the part does not run functions, or the answer has none.
+        Returns None if the part does not run functions, or the answer has none.
         """
         check = getattr(self.check, "check", self.check)
         fn = answer.get("mended") if isinstance(answer, Mapping) else answer
@@ -132,7 +132,8 @@ def known_parts() -> Iterator[Part]:
 
 
 def find_part(name: str) -> Part:
-    """Returns the part called `name`. Raises `DtlabError` that lists the known parts."""
+    """Returns the part called `name`; raises a `DtlabError` that lists the parts if it is unknown.
+    """
     parts = {part.name: part for part in known_parts()}
     if name in parts:
         return parts[name]

@@ -27,7 +27,7 @@ class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
 
 
 class Stamp(preprocessors.NbGraderPreprocessor):  # type: ignore[misc]
-    """Stores dtlab's version in released notebooks; grading notes if it is not its own version."""
+    """Stores dtlab's version in released notebooks, so that grading can report another version."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
         """Writes the version into the notebook's metadata."""
@@ -56,10 +56,10 @@ def released_source(source: str) -> str:
 
 
 class Execute(preprocessors.Execute):  # type: ignore[misc]
-    """nbgrader's `Execute`, but runs learners' cells in a sandbox and judges them outside it.
+    """Replaces nbgrader's `Execute`: runs cells in a sandbox, and judges answers outside it.
 
-    Starts no kernel. `dtlab grade` does the same for a class, several submissions at a time, and
-    also for notebooks that nbgrader cannot read.
+    It starts no kernel. `dtlab grade` does the same for a class, several submissions at a time,
+    and also for notebooks that nbgrader cannot read.
     """
 
     def preprocess(

@@ -14,6 +14,7 @@ from dtlab.grading.learners import record
 from dtlab.grading.parts import find_part
 from dtlab.grading.report import Report
 from dtlab.ranks.notices import notice
+from dtlab.ranks.words import writes_in_place
 
 __all__ = ["practice"]
 
@@ -21,24 +22,27 @@ __all__ = ["practice"]
 @overload
 def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Report: ...
 @overload
-def practice(fn: str, answer: Any, /, *, case: int) -> None: ...
+def practice(fn: str, answer: Any, /, *, case: int | None = None) -> None: ...
 
 
-def practice(fn: Any, *args: Any, returns: Sequence[Any] = (), case: int = 0) -> Report | None:
+def practice(
+    fn: Any, *args: Any, returns: Sequence[Any] = (), case: int | None = None
+) -> Report | None:
     """Runs `fn(*args)` on `len(returns)` ranks and compares their results with `returns`.
 
     Numbers, lists and tensors are compared by their values. If `fn` raises, hangs or is not
     written yet, the report says so. The result is stored under the name of `fn`, for
-    `dtlab.progress`. Raises `DtlabError` if `returns` is empty.
+    `dtlab.progress`. Raises `DtlabError` if `returns` is empty, or if there is no such case.
 
     `practice("01/ring_all_reduce", ring_all_reduce, case=2)` runs a case of the check of a part
     again, and shows what the ranks print, their timeline and, if they hang, what they wait for.
+    Without `case`, it runs the first case.
     """
     if isinstance(fn, str):
         cases = find_part(fn).cases_of(args[0] if args else None)
         if cases is None:
             raise DtlabError(f"{fn} has no cases to run. Pass the function that you wrote.")
-        with notice(f"{fn}: running case {case}"):
+        with notice(f"{fn}: running case {1 if case is None else case}"):
             replay(*cases, case)
         return None
     if not returns:
@@ -86,8 +90,12 @@ class _Returns(Case):
 
 
 def _judge(observations: Sequence[Observation]) -> Verdict:
-    mistakes = [mistake for observation in observations for mistake in observation.mistakes]
-    return lost(mistakes[0]) if mistakes else ok(_RIGHT)
+    (one,) = observations
+    if not one.mistakes:
+        return ok(_RIGHT)
+    collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
+    unused = "returns None" in one.mistakes[0] and min(collectives, default="")
+    return lost(f"{one.mistakes[0]}\n{writes_in_place(unused)}" if unused else one.mistakes[0])
 
 
 def _plain(value: Any) -> Any:

@@ -136,9 +136,9 @@ class Progress:
         """The next open part or lesson; None if all parts are passed.
 
         The search begins at the part that was improved last, and first covers the rest of its
-        unit. Required parts come before extra ones that are not begun. It skips parts that are
-        graded by hand, whose result is not known on this machine, and a lesson if the learner has
-        already begun its exercises.
+        unit. Required parts come before extra parts, except the part that was improved last. The
+        search skips parts that are graded by hand, whose result is not known on this machine, and
+        a lesson if the learner has already begun its exercises.
         """
         shown = self._shown()
         numbers = [unit.lesson.unit for unit in shown]
@@ -223,8 +223,8 @@ class Progress:
 def progress(unit: str | None = None) -> Progress:
     """Returns the progress on all units, or on the unit with this number, such as "01".
 
-    It is read from the results that `check` and `practice` stored on this machine. Raises
-    `DtlabError` for an unknown unit.
+    The progress is computed from the results that `check` and `practice` stored on this machine.
+    Raises `DtlabError` for an unknown unit.
     """
     best, results = best_shares(), stored_results()
     units = [

@@ -14,7 +14,8 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Literal
 
-from dtlab.ranks.system import in_a_kernel
+from dtlab.grading.learners import graded_student
+from dtlab.ranks.system import has_front_end, in_a_kernel
 
 __all__ = ["Criterion", "Reference", "Report", "Status", "as_html", "as_text", "scaled"]
 
@@ -65,7 +66,8 @@ class Criterion:
 
     `status` is "ok", "lost", "blocked" if another failure kept the criterion from being judged, or
     "open" if there is no answer yet. `message` has names of code in backticks. A criterion without
-    points is a remark. `case` is the number of a case to run again that shows a loss, 0 if none.
+    points is a remark. `case` is the number of a case that shows the loss and can be run again; 0
+    if there is none.
     """
 
     name: str
@@ -107,8 +109,8 @@ class Report:
       ok    1/1  2(N-1) = 6 rounds
 
     The report of a passed part has the library's `reference` implementation, for comparison.
-    `cell_points` are the points of the graded cell, if an assignment sets them. With the name of
-    the `part`, lost criteria tell how to run a failing case again.
+    `cell_points` are the points of the graded cell, if an assignment sets them. If `part` is set,
+    each lost criterion shows how to run a failing case of this part again.
     """
 
     title: str
@@ -141,7 +143,7 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether all criteria that have points are ok."""
-        return all(one.status == "ok" for one in self.criteria if one.points)
+        return all(criterion.status == "ok" for criterion in self.criteria if criterion.points)
 
     @property
     def headline(self) -> str:
@@ -150,7 +152,7 @@ class Report:
 
     @property
     def _earned(self) -> str:
-        """Such as "0 of 1 point" or "7 of 10 points, for 14 of 20 in this assignment"."""
+        """The points in words: "7 of 10 points, for 14 of 20 in this assignment"."""
         earned = f"{self.score:g} of {self.max_score:g} point{'s' * (self.max_score != 1)}"
         if self.cell_points in (None, self.max_score):
             return earned
@@ -212,8 +214,12 @@ class Report:
         )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Returns the table as HTML, and as plain text the score, which nbgrader parses."""
-        plain = self.number if in_a_kernel() else str(self)
+        """Returns the report as HTML and as text.
+
+        In a kernel that nbgrader or nbclient runs, the text is the number that nbgrader parses.
+        """
+        is_read = graded_student() is None and (has_front_end() or not in_a_kernel())
+        plain = str(self) if is_read else self.number
         return {"text/plain": plain, "text/html": self._repr_html_()}
 
 
@@ -239,7 +245,9 @@ def scaled(score: float, max_score: float, cell_points: float) -> float:
     not finite.
     """
     if not 0 <= score <= max_score or not 0 <= cell_points < math.inf:
-        raise ValueError(f"{score} of {max_score} points in a cell of {cell_points}")
+        raise ValueError(
+            f"{score} of {max_score} points cannot be scaled to a cell of {cell_points} points"
+        )
     if score == max_score:
         return cell_points if max_score else 0.0
     if cell_points == max_score:

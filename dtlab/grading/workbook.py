@@ -60,18 +60,19 @@ def _renew(source: Path, old: Path, target: Path) -> str:
         old.unlink()
         was = f". It was {old.name}: if that is open in JupyterLab, close it without saving"
     if not answers.keys() & answered.keys():  # a lesson has blanks, but no parts
-        return f"renewed; the old one, with whatever you wrote in it, is {backup}{was}"
+        return f"renewed; the old copy, with everything that you wrote, is {backup}{was}"
     renewed = "renewed, with your answers"
     if gone := ", ".join(name for name in answered if name not in answers):
-        return f"{renewed}; those to {gone}, asked no longer, are in {backup}{was}"
-    return f"{renewed}; the old one is {backup}{was}"
+        return f"{renewed}; answers that are no longer asked ({gone}) are in {backup}{was}"
+    return f"{renewed}; the old copy is {backup}{was}"
 
 
 def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Path, Path | None]:
-    """Resets a part in the learner's notebook to its released form; returns it and its backup.
+    """Resets a part in the learner's notebook to its released form.
 
-    Changes no other cell. If the part is already in its released form, changes no file and makes
-    no backup. Raises `DtlabError` if the notebook, or the part's cell in it, is not found.
+    Changes no other cell. Returns the paths of the notebook and of its backup. If the part is
+    already in its released form, changes no file, and the backup is None. Raises `DtlabError` if
+    the notebook, or the part's cell in it, is not found.
     """
     path = notebook or course.root / course.worked_on(part)
     if not path.is_file():
@@ -80,7 +81,7 @@ def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Pat
     cell = _cells(learners).get(part.answer_id)
     if cell is None:
         raise DtlabError(
-            f"{path} has no cell {part.answer_id!r} any more. Move the notebook away, and get a "
+            f"{path} no longer has a cell {part.answer_id!r}. Move the notebook away, and get a "
             f"new one: dtlab start {part.unit}"
         )
     fresh = _pristine(course, part, path)
@@ -95,8 +96,8 @@ def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Pat
 def _pristine(course: Course, part: Part, worked_on: Path) -> str:
     """Returns the source of the part's cell in its released form.
 
-    Makes it from the instructor's source if there is one, since a learner may have worked in
-    exercises/.
+    It is generated from the instructor's source if there is one, since a learner may have worked
+    in exercises/.
     """
     solution = course.root / "solutions" / course.level(part)
     if solution.is_file() and part.answer_id in (cells := _cells(_read(solution))):

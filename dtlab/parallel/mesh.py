@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-from dtlab.training.metrics import device_of
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = ["coordinates_of", "group_of", "is_within_node", "make_mesh", "rank_at"]
 
@@ -34,6 +33,11 @@ def make_mesh(**sizes: int) -> DeviceMesh:
     this. Raises: ValueError for a size below 1, or if the product of the sizes is not the world
     size.
     """
+    import torch.distributed as dist  # late: the arithmetic below needs no torch
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from dtlab.training.metrics import device_of
+
     _check(sizes)
     ranks, world = math.prod(sizes.values()), dist.get_world_size()
     if ranks != world:

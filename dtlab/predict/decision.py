@@ -21,7 +21,7 @@ Facts = Mapping[str, float]
 
 FACTS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {  # the name of each number, and its unit
-        "budget_bytes": ("the budget of a card", "bytes"),
+        "budget_bytes": ("the budget of a GPU", "bytes"),
         "activation_bytes": ("the activations of one microbatch", "bytes"),
         "replica_bytes": ("a whole replica with its activations", "bytes"),
         "stage1_bytes": ("a rank's part at ZeRO stage 1", "bytes"),
@@ -74,7 +74,7 @@ class Leaf:
 
 _BUDGET: Final = "budget_bytes"
 _NODES: Final[tuple[Question | Leaf, ...]] = (
-    Question("replica", "Does a whole replica fit on a card?", "replica_bytes", _BUDGET,
+    Question("replica", "Does a whole replica fit on a GPU?", "replica_bytes", _BUDGET,
              yes="time", no="sample"),
     # A whole replica fits: is one GPU fast enough?
     Question("time", "Is one GPU fast enough?", "hours", "deadline_hours",
@@ -89,7 +89,7 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
     Leaf("more_gpus", "more GPUs", "Data parallelism is the right strategy, but even at an "
          "efficiency of 100 % these GPUs are too few.", because="gpus", needs="replica_bytes"),
     # A whole replica does not fit: are the model states too large, or a single sample?
-    Question("sample", "Do the activations of one microbatch fit on a card?", "activation_bytes",
+    Question("sample", "Do the activations of one microbatch fit on a GPU?", "activation_bytes",
              _BUDGET, yes="stage1", no="split"),
     # The model states are too large: shard no more of them than necessary.
     Question("stage1", "Does the model fit with the optimizer state sharded?", "stage1_bytes",
@@ -202,7 +202,7 @@ def walk(facts: Facts) -> tuple[tuple[Step, ...], Leaf]:
 def tree_words(path: Sequence[Step] = ()) -> str:
     """Return the tree as text, with the numbers of a `path` and an arrow `<--` at its leaf.
 
-    Does a whole replica fit on a card?   642 GB > 80 GB
+    Does a whole replica fit on a GPU?   642 GB > 80 GB
     ├─ yes: Is one GPU fast enough?
     │  ├─ yes: one GPU
     """

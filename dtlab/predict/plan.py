@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,12 @@ SCHEDULES: Final[tuple[tuple[Schedule, int], ...]] = (  # with the chunks that a
     ("interleaved", 8),
 )  # fmt: skip
 RECOMPUTE: Final[tuple[Recompute, ...]] = ("none", "selective", "full")
+_CHOICES: Final[Mapping[str, Sequence[Any]]] = {  # the values that fields of a plan may have
+    "zero": range(4),
+    "schedule": get_args(Schedule),
+    "recompute": RECOMPUTE,
+    "sequence_parallel": (False, True),
+}
 _FOR_TENSORS: Final = 0.9  # of a card's memory; the CUDA context and gaps take the rest
 _LOGIT_BYTES: Final = 6  # fp32 logits, and their gradient in 16 bits
 
@@ -97,6 +103,20 @@ class Plan:
     def gpus(self) -> int:
         """The number of GPUs that the plan uses."""
         return self.tensor * self.context * self.pipeline * self.data
+
+    @property
+    def odd(self) -> str:
+        """Why a value of the plan is impossible on every cluster; empty if all are possible."""
+        try:
+            for name in (*_AXES, "microbatch", "chunks"):
+                check_count(name, getattr(self, name))
+        except ValueError as error:
+            return str(error).removesuffix(".")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                words = ", ".join(map(str, choices))
+                return f"{name} must be one of {words}, not {getattr(self, name)!r}"
+        return ""
 
     def __str__(self) -> str:
         words = [f"tp {self.tensor}" + " with sequence parallelism" * self.sequence_parallel]
@@ -194,6 +214,8 @@ def _evaluate(problem: Problem, plan: Plan) -> Estimate:
 def _illegal(problem: Problem, plan: Plan) -> str:
     """Return why this plan cannot run, even with unlimited memory; empty if it can run."""
     model, length = problem.model, problem.model.sequence_length
+    if plan.odd:
+        return plan.odd
     if plan.gpus != problem.cluster.size:
         return f"the plan uses {plan.gpus} GPUs, but the cluster has {problem.cluster.size}"
     if model.num_heads % plan.tensor:
@@ -395,6 +417,11 @@ class Search:
     def best(self, count: int = 10) -> list[Estimate]:
         """Return the `count` fastest plans; equally fast plans are sorted by their bytes."""
         return [_evaluate(self.problem, self._plan(row)) for row in self._order[:count]]
+
+    def within(self, times: float) -> list[Estimate]:
+        """Return the plans that take at most `times` as long as the fastest, fastest first."""
+        seconds = self._columns["seconds"][self._order]
+        return self.best(int(np.searchsorted(seconds, times * seconds[:1].sum(), side="right")))
 
     def rank_of(self, plan: Plan) -> int | None:
         """Return how many plans are faster; None for a plan that cannot run."""

@@ -3,7 +3,7 @@
 print(choose(40e9, 80e9, activation_bytes=2e9, num_gpus=16))
 
 The tree itself is data, in `decision.py`. It never recommends a strategy that does not fit in a
-card's budget. If a whole replica fits, the recommended strategy shards nothing.
+GPU's budget. If a whole replica fits, the recommended strategy shards nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def choose(
 ) -> Choice:
     """Return the strategy for a training job, the fact that decided, and what to try first.
 
-    `budget_bytes` is the memory for tensors on one card. `activation_bytes` is saved on one GPU
+    `budget_bytes` is the memory for tensors on one GPU. `activation_bytes` is saved on one GPU
     for the smallest useful microbatch, of `microbatch_size` samples. `hours` is the time of the
     job on one GPU. If a replica fits, `hours` is compared with `deadline_hours`, or a day; unknown
     hours count as fast enough. `num_blocks` equal blocks may be recomputed. A block has
@@ -169,7 +169,7 @@ def _token_facts(
 
     With Psi parameters a token takes 6 Psi operations. The traffic is two passes of parameters and
     one of gradients. So the result does not depend on Psi. It assumes that kernels reach the
-    card's peak; at half the peak, half as many tokens are enough.
+    GPU's peak; at half the peak, half as many tokens are enough.
     """
     if tokens_per_gpu is not None and not (is_number(tokens_per_gpu) and tokens_per_gpu > 0):
         raise ValueError(
@@ -183,10 +183,10 @@ def _token_facts(
     return {"break_even_tokens": break_even, "tokens_per_gpu": tokens_per_gpu}
 
 
-# What to try before more GPUs: measures, each with the most bytes that it saves on one card ------
+# What to try before more GPUs: measures, each with the most bytes that it saves on one GPU -------
 
 _LORA_PERCENT = 1  # share of all parameters that LoRA trains
-_PERCENT_FOR_TENSORS = 90  # of a card; context, buffers and gaps between blocks take the rest
+_PERCENT_FOR_TENSORS = 90  # of a GPU; context, buffers and gaps between blocks take the rest
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ def cheaper_measures(
     offers = [
         *_smaller_activations(activation_bytes, microbatch_size, num_blocks),
         *_smaller_states(num_params, policy, activation_bytes),
-        _bigger_card(replica, budget_bytes),
+        _bigger_gpu(replica, budget_bytes),
     ]
     return tuple(
         Cheaper(name, how, brings, replica - brings <= budget_bytes)
@@ -266,10 +266,10 @@ def _smaller_states(
     )
 
 
-def _bigger_card(replica: float, budget_bytes: float) -> tuple[str, str, float]:
-    """Return the smallest known card that holds a replica, or else the largest known card."""
-    usable = {card: card.memory * _PERCENT_FOR_TENSORS / 100 for card in CARDS.values()}
-    cards = sorted(usable, key=lambda card: card.memory)
-    card = next((card for card in cards if usable[card] >= replica), cards[-1])
-    how = f"Use {card}, of which {_PERCENT_FOR_TENSORS} % count as free for tensors."
-    return "a bigger card", how, usable[card] - budget_bytes
+def _bigger_gpu(replica: float, budget_bytes: float) -> tuple[str, str, float]:
+    """Return the smallest known GPU that holds a replica, or else the largest known one."""
+    usable = {gpu: gpu.memory * _PERCENT_FOR_TENSORS / 100 for gpu in CARDS.values()}
+    gpus = sorted(usable, key=lambda gpu: gpu.memory)
+    gpu = next((gpu for gpu in gpus if usable[gpu] >= replica), gpus[-1])
+    how = f"Use {gpu}, of which {_PERCENT_FOR_TENSORS} % count as free for tensors."
+    return "a bigger GPU", how, usable[gpu] - budget_bytes

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Show", "new_shell", "run", "show_figures"]
 
-# A callback for a cell's rich output: its data by MIME type, as for a front end, and its metadata.
+# A callback that gets a cell's rich output: the data by MIME type, and the metadata.
 Show = Callable[[dict[str, Any], dict[str, Any]], None]
 
 
 def new_shell(module: ModuleType | None = None, folder: str | None = None) -> InteractiveShell:
     """A shell without history that runs cells in the namespace of `module`.
 
-    IPython's own files go to `folder`; the caller of `run` receives what cells print and show.
+    IPython's own files go to `folder`.
     """
     from IPython.core.compilerop import CachingCompiler
     from IPython.core.interactiveshell import InteractiveShell
@@ -69,7 +69,10 @@ def new_shell(module: ModuleType | None = None, folder: str | None = None) -> In
 
 
 def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseException | None:
-    """Run a cell as file `name`, and return the exception that it raised, or None."""
+    """Run a cell as file `name`, and return the exception that it raised, or None.
+
+    `show` receives rich output; printed text goes to sys.stdout and sys.stderr.
+    """
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
 
@@ -91,7 +94,7 @@ def run(shell: InteractiveShell, source: str, name: str, show: Show) -> BaseExce
     shell.display_trap.hook = show_value
     result = shell.run_cell(source, store_history=False)
     error: BaseException | None = result.error_before_exec or result.error_in_exec
-    shell.last_execution_result = None  # it would keep the variables in the error's frames alive
+    shell.last_execution_result = None  # its error would keep the variables of its frames alive
     if error is not None:
         error.__traceback__ = _from_the_cell(error, name)
     return error

@@ -1,10 +1,10 @@
 """Progress notices for calls that take more than two seconds.
 
-    with notice("05/leak: checking"):
+    with notice("05/run_c: checking"):
         ...
 
-In a notebook the notice is one output, "05/leak: checking, 3 s", which is updated every second and
-shows the total time at the end. In a terminal it is printed once, to stderr. Code that waits for
+In a notebook the notice is one output, "05/run_c: checking, 3 s", updated every second. In the end
+it shows the total time. In a terminal it is printed once, to stderr. Code that waits for
 ranks calls `tick` in the waiting thread, so no other thread is needed.
 """
 
@@ -21,7 +21,7 @@ from dtlab.ranks.system import in_a_kernel
 
 __all__ = ["PATIENCE", "no_notices", "notice", "patience", "tick"]
 
-SILENCE = 2.0  # seconds after which the line appears
+SILENCE = 2.0  # seconds after which the notice appears
 PATIENCE = 1.0  # seconds that may pass between two calls of `tick`
 
 
@@ -63,7 +63,7 @@ _CURRENT: ContextVar[_Notice | None] = ContextVar("notice", default=None)
 
 @contextlib.contextmanager
 def notice(words: str) -> Iterator[None]:
-    """Show `words` and the elapsed seconds after two seconds; does nothing inside a notice."""
+    """After two seconds, show `words` and the elapsed time. Do nothing inside another notice."""
     if _CURRENT.get() is not None:
         yield
         return

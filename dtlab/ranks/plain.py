@@ -18,7 +18,7 @@ import numpy as np
 
 __all__ = ["NotPlain", "Opaque", "Sealed", "decode", "encode", "is_modest"]
 
-MOST_PIECES, MOST_DEPTH = 100_000, 20  # limits of a modest value: characters and values; layers
+MOST_PIECES, MOST_DEPTH = 100_000, 20  # characters and values, and layers, of a modest value
 
 _TENSOR, _ARRAY, _TUPLE, _SET, _SEALED, _OPAQUE = range(1, 7)  # MessagePack's extension types
 _KINDS: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
@@ -50,9 +50,10 @@ class Opaque:
 
 
 def encode(value: Any, seal: Callable[[Any], Sealed | Opaque] | None = None) -> bytes:
-    """Encode None, bool, int, float, str, bytes, tensors, and lists, tuples, dicts, sets of these.
+    """Encode None, numbers, bool, str, bytes, tensors, arrays, and collections of these.
 
-    `seal` converts any other object; without it, `NotPlain` is raised. A tensor of any device and
+    Collections are lists, tuples, dicts and sets. `seal` converts any other object; without
+    `seal`, `NotPlain` is raised for other objects. A tensor of any device and
     layout decodes to a dense tensor on the CPU, and a NumPy number to a Python number.
     """
 
@@ -97,8 +98,8 @@ def is_modest(value: Any) -> bool:
 def decode(data: bytes | bytearray) -> Any:
     """Decode the bytes that `encode` returned.
 
-    Runs no code of the writer, and needs at most a small multiple of the memory of `data`. Raises
-    `NotPlain` if the bytes do not encode plain data.
+    Decoding runs no code of the writer, and needs at most a small multiple of the memory of
+    `data`. Raises `NotPlain` if the bytes do not encode plain data.
     """
     try:
         return _unpacked(data)
@@ -156,7 +157,7 @@ def _extension(code: int, *fields: Any) -> msgpack.ExtType:
 
 
 def _from_extension(code: int, data: bytes) -> Any:
-    """Decode an extension; any exception means that the bytes do not fit its `code`."""
+    """Decode an extension; any exception means that `data` is not valid for `code`."""
     fields = _unpacked(data)
     if code == _TUPLE:
         return tuple(fields)

@@ -31,7 +31,7 @@ SLOW_MODULES = (
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
 )
-ASKED_FOR_SLOW_MODULES = 3  # exit status of a supervisor if a rank imported one
+ASKED_FOR_SLOW_MODULES = 3  # exit status of a supervisor if a rank imported one of them
 
 # Requests to a server, with the file descriptors that each one carries.
 LAUNCH = b"L"  # fork a supervisor: control socket, then (channel, stdout, stderr) of each rank
@@ -42,7 +42,7 @@ MODULES = b"M"  # import modules of dtlab: a pipe with their names
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
 SPEC = b"s"  # notebook -> supervisor: a Spec
 CALL = b"c"  # notebook -> supervisor: the packed (function, arguments), opened by ranks only
-OUTCOME = b"o"  # supervisor -> notebook: an Outcome; the ranks are gone by then
+OUTCOME = b"o"  # supervisor -> notebook: an Outcome, when the ranks are done or have been ended
 OPENED = b"O"  # supervisor -> notebook: the ranks of a session are ready
 TURN = b"u"  # notebook -> supervisor: a Turn; the packed call goes to each of its ranks
 STOP = b"p"  # notebook -> supervisor: interrupt the turn
@@ -76,7 +76,7 @@ LEAVE = b"l"  # all ranks are done: exit
 COUNTED = b"k"  # the rank's memory has been measured
 REJOIN = b"j"  # the process group is broken: create a new one
 CUT = b"c"  # on a separate socket: cut all connections to peers
-CUT_STORE = b"C"  # also cut those to the store, where ranks may wait for a group to be created
+CUT_STORE = b"C"  # cut connections to the store, on which ranks wait while they create a group
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Spec:
 
     @property
     def looks_at_buffers(self) -> bool:
-        """Whether ranks note tensors that are touched too early; records are needed to judge."""
+        """Whether ranks note tensors that are touched too early, which records must confirm."""
         return self.trace and not self.sealed
 
 
@@ -142,9 +142,10 @@ class RemoteFailure:
 
 
 class OpInfo(NamedTuple):
-    """One operation of one rank, as plain data. `partners` are the ranks that it waits for.
+    """One operation of one rank, as plain data.
 
-    `file` and `line` posted it; `wait_file` and `wait_line` wait for it, if that is known.
+    `partners` are the ranks that the operation waits for. `file` and `line` show where it was
+    issued; `wait_file` and `wait_line` show where the rank waits for it, if that is known.
     """
 
     rank: int
@@ -164,8 +165,8 @@ class Touch(NamedTuple):
     """A tensor that was touched before the rank had waited for the operation that uses it.
 
     `kind` is "read", "changed", "forgotten" if the rank never waited, or the name of the other
-    operation that uses it. `row` is that of the operation in the records of the rank. The file and
-    line are those of the touch, "" and 0 if they are not known.
+    operation that uses it. `row` is the operation's row in the records of the rank. `file` and
+    `line` show where the tensor was touched; they are "" and 0 if that is not known.
     """
 
     row: int
@@ -187,7 +188,7 @@ class Finding:
     idle: list[int] = field(default_factory=list)  # ranks that do not run this turn
     threads: bool = False  # several threads of a rank called collectives on the group
     apart: list[OpInfo] = field(default_factory=list)  # see `Machine.apart`
-    groups: list[tuple[int, ...]] = field(default_factory=list)  # that new_group has created
+    groups: list[tuple[int, ...]] = field(default_factory=list)  # members of each new group
 
 
 Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]
@@ -195,7 +196,7 @@ Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]
 
 @dataclass
 class RankEnd:
-    """How one rank ended, as its supervisor saw it."""
+    """How one rank ended, as observed by its supervisor."""
 
     state: Literal["returned", "raised", "died", "stopped", "idle"] = "stopped"
     status: int | None = None  # as os.waitpid reports it, for a rank that died

@@ -152,3 +152,16 @@ def in_a_kernel() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
+
+
+def has_front_end() -> bool:
+    """Whether a person may be looking at this notebook and can use widgets.
+
+    JupyterLab names the notebook in the kernel's environment, and VS Code in a variable. A kernel
+    that nbclient or nbconvert runs has neither.
+    """
+    if not in_a_kernel():
+        return False
+    from IPython import get_ipython
+
+    return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in get_ipython().user_ns

@@ -29,3 +29,11 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"ranks {ranks[0]} to {ranks[-1]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def writes_in_place(collective: str) -> str:
+    """Advice for code that uses the return value of a collective such as "all_reduce"."""
+    return (
+        f"dist.{collective} returns None: it writes its result into a tensor that you pass. Call "
+        "it in a line of its own, and then use that tensor."
+    )

@@ -5,9 +5,9 @@
     sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
 
 A cell never waits for the learner. If no guess was made, `reveal` shows "Predict first", and puts
-the answer in its place when the guess arrives. Without a front end it gives the answer at once. A
-cell that runs again keeps its guess, because `guess` finds the earlier `Guess` object among the
-kernel's variables. `calibration` sums up the guesses of a notebook.
+the answer in its place when the guess arrives. Without a front end `reveal` shows the answer at
+once. A cell that runs again keeps its guess, because `guess` finds the earlier `Guess` object
+among the kernel's variables. `calibration` sums up the guesses of a notebook.
 """
 
 from __future__ import annotations
@@ -131,9 +131,9 @@ class Guess:
         script, the answer is shown at once.
 
         `answer` is a number in the guess's unit, or one of its options. `note` may map options to
-        notes: the one of the chosen option is shown, without a choice that of the answer. After
-        this call the guess can no longer be changed in its cell. Raises `ValueError` for an answer
-        that is neither a number nor one of the options.
+        notes: then the note on the chosen option is shown, or the note on the answer if none was
+        chosen. After this call the guess can no longer be changed in its cell. Raises `ValueError`
+        for an answer that is neither a number nor one of the options.
         """
         self.answer = self._answer(answer)
         if self.value is None and has_front_end():
@@ -243,7 +243,7 @@ class Guess:
 def calibration() -> None:
     """Show how many guesses of this notebook were too low, within a factor of 2, or too high.
 
-    Also shows how many choices were right.
+    Of guesses that are choices, show how many were right.
     """
     guesses = [each for each in kernel_variables() if isinstance(each, Guess)]
     made = [each for each in guesses if each.value is not None and each.answer is not None]
@@ -274,7 +274,7 @@ def calibration() -> None:
 
 
 def _units_beside(unit: str) -> dict[str, float]:
-    """Return the units accepted besides `unit`, and their size in it: in "MB", "kB" is 0.001."""
+    """Return the units accepted besides `unit`, as multiples of it: for "MB", "kB" is 0.001."""
     match = re.fullmatch(r"([kMG]?)(B(?:/s)?)", unit)
     if match is None:
         return {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from typing import Any
+
+from dtlab.ranks.system import has_front_end, in_a_kernel
 
 __all__ = [
     "Kept", "has_front_end", "in_a_kernel", "kernel_variables", "place_words", "show_bundle",
@@ -18,26 +18,6 @@ _STYLE = """<style>
 .jp-OutputArea-child:has(.dtlab-kept):not(:has(+ .jp-OutputArea-child .widget-vbox))
   + .jp-OutputArea-child:has(> .jupyter-widgets) {display: none}
 </style>"""
-
-
-def in_a_kernel() -> bool:
-    """Return whether this process is a notebook kernel, not a script or a terminal."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
-
-
-def has_front_end() -> bool:
-    """Return whether a person may be looking at this notebook and can use widgets.
-
-    JupyterLab names the notebook in the kernel's environment, and VS Code in a variable. A kernel
-    that nbclient or nbconvert runs has neither.
-    """
-    if not in_a_kernel():
-        return False
-    from IPython import get_ipython
-
-    return "JPY_SESSION_NAME" in os.environ or "__vsc_ipynb_file__" in get_ipython().user_ns
 
 
 def kernel_variables() -> list[Any]:

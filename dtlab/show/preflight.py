@@ -48,9 +48,9 @@ QUESTIONS: Final = (
         "Each backward() adds to .grad until zero_grad() clears it.",
     ),
     PreflightQuestion(
-        "A job takes 8 hours on one card and 2 hours on eight. What is its efficiency on eight?",
+        "A job takes 8 hours on one GPU and 2 hours on eight. What is its efficiency on eight?",
         ("25 %", "50 %", "400 %"), "50 %", _HERE,
-        "It is four times as fast, on eight times as many cards.",
+        "It is four times as fast, on eight times as many GPUs.",
     ),
     PreflightQuestion(
         "7 billion parameters, Adam, mixed precision. Weights, gradients and optimizer state take",

@@ -27,7 +27,7 @@ _MOST_RUNS: Final = 4
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit in which a duration reads best, and the number of those units per second."""
+    """Return a suitable unit for a duration, and the number of these units in a second."""
     for unit, factor in (("s", 1.0), ("ms", 1e3)):
         if seconds * factor >= 1:
             return unit, factor

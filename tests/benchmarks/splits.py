@@ -1,4 +1,4 @@
-"""Ring attention against gathered keys and values; a halo exchange against bare sends. In turns."""
+"""Ring attention against gathered keys and values; a halo exchange against bare sends."""
 
 from __future__ import annotations
 

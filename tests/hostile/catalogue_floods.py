@@ -224,7 +224,7 @@ CATALOGUE = [
     ),
     Hostile(
         "diagnoses of no kind",
-        "Answers with an array and an infinite number where an operation and a row are asked for.",
+        "Answers with an array and an infinite number where a number and a row are asked for.",
         {"mend_4": 4.0, "mend_5": 4.0},
         25,
         answers={
@@ -233,7 +233,7 @@ CATALOGUE = [
                 """
                 import numpy
 
-                mend_4["diagnosis"] = {"operation": numpy.ones(3), "rows": {1: 4}}
+                mend_4["diagnosis"] = {"ranks": numpy.ones(3), "top": {0: 3}}
                 """,
             ),
             "mend_5": code(

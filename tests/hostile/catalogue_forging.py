@@ -235,7 +235,7 @@ CATALOGUE = [
         EVERYTHING,
         15,
         edit=with_one_more_graded_cell,
-        says=["had a role that this assignment does not know", "NameError"],
+        says=["had a role that is not in this assignment", "NameError"],
     ),
     Hostile(
         "another check",

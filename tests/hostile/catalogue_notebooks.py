@@ -219,7 +219,7 @@ CATALOGUE = [
         {"results": 0.0},
         15,
         edit=lambda _: as_bytes(Hostile("", "", EVERYTHING, 1).handed_out()),
-        says=["is it another one's?"],
+        says=["is it from another assignment?"],
     ),
     Hostile(
         "an answer in another cell",

@@ -80,7 +80,7 @@ CATALOGUE = [
                     while True: pass
                 """
         },
-        says=["still computing"],
+        says=["still running"],
         quick=True,
     ),
     rank(

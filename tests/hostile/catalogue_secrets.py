@@ -339,7 +339,7 @@ CATALOGUE = [
         def reduce_scatter(output, input, group=None):
             exec(compile("while True: pass", "@home@", "exec"))
         """,
-        says="still computing",
+        says="still running",
     ),
     Hostile(
         "hidden inputs",

@@ -5,10 +5,10 @@
 
 A score is the share of the tokens of two answers, without released text, that lie in passages
 common to both. It is 0 if nothing is shared, and 1 if one answer is the other with new names,
-other comments, and its functions in another order. Comparing overlapping passages, and leaving out
-passages that many have, is due to S. Schleimer, D. S. Wilkerson and A. Aiken, "Winnowing: Local
-Algorithms for Document Fingerprinting", SIGMOD 2003. Answers are short here, so all passages are
-kept, without winnowing.
+other comments, and its functions in another order. The idea to compare overlapping passages, and
+to leave out passages that many learners have, is from S. Schleimer, D. S. Wilkerson and A. Aiken,
+"Winnowing: Local Algorithms for Document Fingerprinting", SIGMOD 2003. Answers are short here, so
+all passages are kept, without winnowing.
 
 Measured on `tests/wrong_answers/01_ranks_and_collectives`: two right answers of Levels II and III
 written independently score at most 0.66. A copy with other names and comments and its functions in
@@ -42,7 +42,7 @@ from dtlab.grading.questions.answers import Questions
 __all__ = ["SOLUTION", "Group", "alike", "compared"]
 
 PASSAGE = 12  # tokens: one to two lines of code
-LEAST = 30  # tokens not released, some four lines; shorter answers may agree by chance
+LEAST = 30  # tokens not released, about four lines; shorter answers may agree by chance
 MANY = 10  # learners, or a tenth of them: the text or a hint suggests more frequent passages
 SAME = 0.95  # least score of two answers that are the same from beginning to end
 SOLUTION = "the course's solution"
@@ -237,7 +237,7 @@ def _numbered(
     common: Collection[Piece],
     numbers: dict[tuple[Piece, int], int],
 ) -> Integers:
-    """Returns a number for each passage, -1 for a common one, -2 for a place without one.
+    """Returns a number for each passage, -1 for a common passage, -2 for a place without passage.
 
     The second occurrence of a passage gets another number, so that a passage is matched only as
     often as both programs have it.

@@ -18,7 +18,7 @@ from dtlab.grading.settings import course_directory, course_folder
 __all__ = ["compare_answers", "rendered"]
 
 _WHAT_IT_MEANS = (
-    "Similar is not copied: the text, the hints, a book or work in pairs lead to the same lines.",
+    "Similar answers need not be copied: the text, hints, a book or work in pairs can cause them.",
     "Names, comments, layout and released text were not compared.",
 )
 
@@ -76,7 +76,7 @@ def _named(group: Group) -> str:
     if len(group.learners) == 2:
         return names.replace(", ", " and ")
     closest = " and ".join(map(_clean, group.closest))
-    many = " So many may follow a hint or a book." if len(group.learners) > MANY else ""
+    many = " The cause may be a hint or a book." if len(group.learners) > MANY else ""
     return f"{len(group.learners)} learners: {names}.{many} Closest: {closest}"
 
 

@@ -147,7 +147,7 @@ def _summary(parts: Sequence[Part], weights: Weights) -> str:
 
 
 def _table(block: str, parts: Sequence[Part], weights: Weights) -> str:
-    """Returns the table without rows of removed parts; points are the third last column."""
+    """Returns the table without removed parts; the third column from the right has the points."""
     lines = []
     for line in block.split("\n"):
         part = next((part for part in parts if f"`{part.symbol}`" in line), None)

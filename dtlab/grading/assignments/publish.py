@@ -60,7 +60,7 @@ def publish(
 
     Raises `DtlabError` if an assignment of that name exists, unless `force` is set. Even then it
     raises if submissions contain parts that the new assignment lacks, since grades would be lost.
-    An assignment whose notebooks have names of an earlier dtlab keeps them.
+    An assignment whose notebooks have names of an earlier dtlab keeps these names.
     """
     if (folder / CONFIG).is_file():
         asked = replace(asked, old_names=_has_old_names(course_directory(folder), name))
@@ -177,11 +177,12 @@ def _settled(
         if {cell for _, cell in old} <= {cell for _, cell in new}:
             raise DtlabError(
                 f"{name} has been handed in by {_some(sorted(students))}. With parts of other "
-                "units its notebooks would have other names, so use another --name for this one."
+                "units its notebooks would have other names, so use another --name for "
+                "this assignment."
             )
         raise DtlabError(
             f"{name} has been handed in by {_some(sorted(students))}, with {', '.join(gone)}: "
-            "grades would be lost. Include these parts, or use another --name for this one."
+            "grades would be lost. Include these parts, or use another --name for this assignment."
         )
     added = [cell for cell in new if late and cell not in old and new[cell] is not None]
     return _Settled(
@@ -261,7 +262,7 @@ def _missing(known: Notebook, notebook: NotebookNode) -> Iterator[BaseCell | Sou
 def _lacking(
     submission: SubmittedAssignment,
 ) -> Iterator[SubmittedNotebook | Grade | Comment]:
-    """Yields the rows that nbgrader would create for a submission today and that are missing."""
+    """Yields rows that a submission lacks, but that nbgrader would create for it now."""
     have = {row.notebook_id: row for row in submission.notebooks}
     for notebook in submission.assignment.notebooks:
         submitted = have.get(notebook.id) or SubmittedNotebook(

@@ -29,10 +29,9 @@ def release_assignment(
 ) -> Iterator[str]:
     """Creates an assignment in a course folder, and yields lines that report what it did.
 
-    The arguments are those of `dtlab release`; `unit` may name several: "01,02". Raises
-    `DtlabError` if it fails, and then changes nothing.
+    The arguments are those of `dtlab release`; `unit` may name several units: "01,02". If the
+    command fails, raises `DtlabError` and changes nothing.
     """
-
     home = _home()
     units = sorted({home.unit(word.strip()) for word in unit.split(",")})
     if len(units) > 1 and not name:
@@ -49,8 +48,9 @@ def _home() -> Course:
         if (course.root / "solutions").is_dir():
             return course
     raise DtlabError(
-        "there is no folder solutions/ to make an assignment from: it comes with the repository, "
-        "not with the package. Clone it, and run this in the environment of its make lab."
+        "there is no folder solutions/, from which assignments are generated. It is part of the "
+        "repository, not of the package. Clone the repository, and run this command in the "
+        "environment that make lab creates there."
     )
 
 
@@ -72,7 +72,7 @@ def _folder(home: Course, named: Path | None) -> Path:
         for name in ("solutions", "exercises", "notebooks", "dtlab")
     ):
         raise DtlabError(
-            f"{folder} is the repository, whose solutions/ are copied from and never written to. "
+            f"{folder} is in the repository, to which no assignments are written. "
             "Name a folder for your course: --course FOLDER. It is created if it does not exist. "
             "(To generate exercises/ from solutions/: dtlab release, without a unit.)"
         )

@@ -64,8 +64,8 @@ def wanted(
     for part in (known[name] for name in sorted(named)):
         if part.level not in chosen:
             raise DtlabError(
-                f"part {part.name} is of level {part.level}, and --levels {levels} leaves that "
-                f"out. Add level {part.level}, or leave the part out."
+                f"part {part.name} is of level {part.level}, but --levels {levels} omits this "
+                f"level. Add level {part.level}, or leave the part out."
             )
     asked = [
         part
@@ -75,8 +75,9 @@ def wanted(
     for level in chosen if levels else ():
         if all(part.level != level for part in asked):
             raise DtlabError(
-                f"--levels has level {level}, and --parts none of its parts. Leave the level out, "
-                f"or name some: {', '.join(p.name for p in known.values() if p.level == level)}."
+                f"--levels names level {level}, but --parts none of its parts. Leave the level "
+                "out, or name some: "
+                f"{', '.join(part.name for part in known.values() if part.level == level)}."
             )
     for unit in units:
         if all(part.unit != unit for part in asked):
@@ -90,7 +91,10 @@ def wanted(
 
 
 def listed(unit: str) -> list[str]:
-    """Returns a line for each part of a unit: name, level, points, minutes, title."""
+    """Returns a line for each part of a unit: name, level, points, minutes, title.
+
+    Raises `DtlabError` for an unknown unit.
+    """
     parts = [part for part in known_parts() if part.unit == unit]
     if not parts:
         units = sorted({part.unit for part in known_parts()})

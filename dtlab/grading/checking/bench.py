@@ -16,11 +16,11 @@ __all__ = ["HERE", "Bench", "warm_up"]
 
 
 class Bench(Protocol):
-    """Runs the function of an answer on ranks, and has the id of the student."""
+    """Runs functions of answers on ranks."""
 
     @property
     def student(self) -> str | None:
-        """The student who submitted the answer, or None if it is not being graded."""
+        """The id of the student who submitted the answer, or None if it is not being graded."""
         ...
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from dtlab.errors import RanksError
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
 from dtlab.grading.checking.numbered import case_of, numbered, printed_words
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.report import Criterion, Status
 
-__all__ = ["UNANSWERED", "Check", "Judge", "Judging", "Rule", "Verdict", "blocked", "lost", "ok"]
+__all__ = ["UNANSWERED", "Check", "Judge", "Judging", "RecordedCheck", "Rule", "Verdict",
+           "blocked", "lost", "ok"]  # fmt: skip
 
 
 class Verdict(NamedTuple):
@@ -27,7 +29,7 @@ UNANSWERED = Verdict("open", "not answered yet")
 
 @dataclass(frozen=True)
 class Judging:
-    """A judge, and the message `right` that says what its criterion demands."""
+    """A judge, and the message `right` for a correct answer."""
 
     right: str
     judge: Judge
@@ -55,13 +57,13 @@ def blocked(message: str) -> Verdict:
 class Rule:
     """A criterion before it is judged: its name, its points, and its judge.
 
-    If `after` names another criterion, this one is blocked until that one is ok.
+    If `after` names other criteria, this criterion is blocked until the others are ok.
     """
 
     name: str
     points: float
     judge: Judge
-    after: str = ""
+    after: str | tuple[str, ...] = ()
 
     def settle(self, observations: Sequence[Observation]) -> Criterion:
         """Judges the observations and returns the criterion."""
@@ -72,7 +74,7 @@ class Rule:
 
     @property
     def right(self) -> str:
-        """The demand of the criterion, as a report words it; else its name."""
+        """The message for a correct answer, or the criterion's name if the judge has none."""
         return getattr(self.judge, "right", self.name)
 
     def closed(self, verdict: Verdict) -> Criterion:
@@ -86,17 +88,25 @@ def _for_the_learner(
 ) -> list[Criterion]:
     """Prints what the ranks printed, and adds to lost criteria the number of a case to run again.
 
-    Only the first `runs` trials can be run again: the rest are of the library's functions.
+    Adds warnings, such as a missing `wait`, to the first lost criterion; if there is none, prints
+    them. Only the first `runs` trials can be run again: the others run library functions.
     """
     cases = numbered(observations)
-    about = [case_of(one.message, cases) if one.status == "lost" else None for one in criteria]
+    about = [case_of(c.message, cases) if c.status == "lost" else None for c in criteria]
     if words := printed_words(cases, next(filter(None, about), None)):
         print(words)
     again = [case for case in numbered(observations[:runs]) if case.is_on_ranks]
-    return [
-        replace(one, case=case.number) if case in again else one
-        for one, case in zip(criteria, about, strict=True)
-    ]
+    numbers = [case.number if case and case in again else 0 for case in about]
+    found = [replace(one, case=case) for one, case in zip(criteria, numbers, strict=True)]
+    warned = [case.one for case in about if case] + list(observations)
+    warnings = "\n".join(next((one.warnings[:2] for one in warned if one.warnings), ()))
+    lost = next((place for place, one in enumerate(found) if one.status == "lost"), None)
+    if lost is None and warnings:
+        print(warnings)
+    elif lost is not None:
+        message = f"{found[lost].message}\n{warnings}".rstrip()
+        found[lost] = replace(found[lost], message=message)
+    return found
 
 
 def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
@@ -107,11 +117,11 @@ def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Calla
 class Check:
     """The check of a part: trials made from a seed and run in order, and rules that judge them.
 
-    After a trial that hangs no other one runs, so that a hang costs its time limit once. `then`
-    returns further trials, of functions of the library, that depend on the observations.
-    `compiles` says that ranks create optimizers or DistributedDataParallel, which import PyTorch's
-    compiler. `wrapped` says that the trials run a function of the library that calls the learner's
-    function; a message about an unwritten function then names the learner's.
+    If a trial hangs, no further trial runs, so that an answer waits for one time limit at most.
+    `then` returns further trials, of functions of the library, that depend on the observations.
+    `compiles` is True if ranks create optimizers or DistributedDataParallel, which import
+    PyTorch's compiler. `wrapped` is True if the trials run a function of the library that calls
+    the learner's function; a message about an unwritten function then names the learner's.
     """
 
     trials: Callable[[int], Sequence[Trial]]
@@ -144,9 +154,7 @@ class Check:
         trials = self.trials(seed)
         for trial in trials:
             observations.append(bench.observe(trial, answer))
-            if observations[-1].unwritten:
-                name = (self.wrapped and observations[-1].failed_function) or symbol
-                why = f"{name} is not written yet: it still raises NotImplementedError."
+            if why := self.unwritten(observations[-1], symbol):
                 remark = Criterion(symbol, 0, 0, "open", why)
                 return [remark, *(rule.closed(Verdict("open", rule.right)) for rule in self.rules)]
             if observations[-1].hung:
@@ -159,11 +167,18 @@ class Check:
         runs = len(trials) if seed == 0 else 0  # a case of another seed has no number
         return _for_the_learner(criteria, observations, runs)
 
+    def unwritten(self, one: Observation, symbol: str) -> str:
+        """Says that the function `symbol` is not written yet; empty if it is."""
+        name = (self.wrapped and one.failed_function) or symbol
+        why = f"{name} is not written yet: it still raises NotImplementedError."
+        return why if one.unwritten else ""
+
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
         """Judges the observations and returns the criteria."""
         settled: dict[str, Criterion] = {}
         for rule in self.rules:
-            waits = rule.after and settled[rule.after].status != "ok"
+            names = (rule.after,) if isinstance(rule.after, str) else rule.after
+            waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
             settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(observations)
         return list(settled.values())
@@ -177,3 +192,36 @@ class Check:
         first, *others = self.rules
         waiting = blocked("judged once there is something to judge")
         return [first.closed(lost(why)), *(rule.closed(waiting) for rule in others)]
+
+
+def _no_runs(seed: int, bench: Bench) -> Sequence[Trial]:
+    return ()
+
+
+@dataclass(frozen=True)
+class RecordedCheck(Check):
+    """A check that first records runs of the library, whose traces are inputs of the answer.
+
+    `record` returns the trials with these traces, which run after `trials`. It raises RanksError
+    if its runs did not finish; then nothing is judged.
+    """
+
+    record: Callable[[int, Bench], Sequence[Trial]] = _no_runs
+
+    def run(
+        self,
+        symbol: str,
+        answer: Any,
+        seed: int = 0,
+        learner: str | None = None,
+        bench: Bench = HERE,
+    ) -> list[Criterion]:
+        def trials(seed: int) -> Sequence[Trial]:
+            return [*self.trials(seed), *self.record(seed, bench)]
+
+        check = Check(trials, self.rules, compiles=self.compiles)
+        try:
+            return check.run(symbol, answer, seed, learner, bench)
+        except RanksError:
+            late = blocked("the runs did not finish in time: the machine is busy. Check again.")
+            return [rule.closed(late) for rule in self.rules]

@@ -107,15 +107,11 @@ class Faulty(Case):
         shown = self.also_shows
         return shown is None or criterion in (self.topic, *shown.get(self.topic, ()))
 
-    def advice(self, trouble: str) -> str:
-        """Returns a hint about the likely cause of a crash in this case; may be empty."""
-        return ""
-
     @abstractmethod
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """Yields everything that is wrong with what the ranks returned."""
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
         """Yields everything that the trace shows to be wrong; each message says where.
 
         Called only on the first case of a trial, which reports for all cases of the trial. At that
@@ -148,9 +144,9 @@ def rule(
 
     It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` returns
     a further fault, or an empty string. `advice` returns a hint, given the trials that show the
-    criterion and the fault. With `on`, the criterion is judged on trials of this topic, once no
-    other trial that shows it fails. With `finish`, it is blocked if any trial hangs, whether or
-    not that trial shows it. For `after` see `Rule`.
+    criterion and the fault. With `on`, the criterion is judged on trials of this topic, and is
+    blocked if another trial that shows it fails. With `finish`, it is blocked if any trial hangs,
+    also one that does not show it. For `after` see `Rule`.
     """
 
     def judged(seen: Seen) -> Verdict:
@@ -189,52 +185,53 @@ def fault(seen: Seen, name: str) -> str:
     return next((message for observation in seen for message in _faults(observation, name)), "")
 
 
-def finished_code(one: Observation) -> str:
+def finished_code(observation: Observation) -> str:
     """A message if a finished implementation did the work in a trial; empty otherwise."""
-    code = called_by(result for results in one.results for result in results)
+    code = called_by(result for results in observation.results for result in results)
     return f"{code} does the work for you, and finished code does not count." if code else ""
 
 
-def _faults(one: Observation, name: str) -> Iterator[str]:
-    if one.error is not None:
-        case = _cases(one)[one.failed_case or 0]
+def _faults(observation: Observation, name: str) -> Iterator[str]:
+    if observation.error is not None:
+        case = _cases(observation)[observation.failed_case or 0]
         if case.guilty == name:
-            yield f"{one.trouble}\n{case.advice(one.trouble)}".rstrip()
+            trouble = observation.trouble
+            yield f"{trouble}\n{case.advice(trouble)}".rstrip()
         return
-    yield from (message for topic, message in _found(one) if topic == name)
+    yield from (message for topic, message in _found(observation) if topic == name)
 
 
-def _found(one: Observation) -> list[Fault]:
+def _found(observation: Observation) -> list[Fault]:
     """All faults of a trial, cached on the observation because every criterion reads them."""
-    if "faults" not in vars(one):
-        cases, code = _cases(one), finished_code(one)
+    if "faults" not in vars(observation):
+        cases, code = _cases(observation), finished_code(observation)
         found = [(cases[0].topic, code)] if code else []
-        vars(one)["faults"] = found
-        for number, (case, results) in enumerate(zip(cases, one.results, strict=True)):
-            where = one.trial.words(number)
+        vars(observation)["faults"] = found
+        for number, (case, results) in enumerate(zip(cases, observation.results, strict=True)):
+            where = observation.trial.words(number)
             reported = _readable(case, case.faults, results)
-            hint = _after_reduce(one)
+            hint = _after_reduce(observation)
             found += ((name, f"{where}: {message}{hint}") for name, message in reported)
-        found += _readable(cases[0], cases[0].by_trace, one)
-    faults: list[Fault] = vars(one)["faults"]
+        found += _readable(cases[0], cases[0].by_trace, observation)
+    faults: list[Fault] = vars(observation)["faults"]
     return faults
 
 
-def _after_reduce(one: Observation) -> str:
-    """A hint if ranks called `dist.reduce`, whose result other ranks than its root must not read.
+def _after_reduce(observation: Observation) -> str:
+    """A hint if ranks called `dist.reduce`, whose result only the root may read.
 
-    With gloo they hold partial sums, and by chance even right ones.
+    With gloo, the other ranks then hold partial sums, which may be right by chance.
     """
-    if one.trace is None or "reduce" not in one.trace.ops():
+    if observation.trace is None or "reduce" not in observation.trace.ops():
         return ""
     return (
-        " You call dist.reduce: only rank dst gets the sum, and what the tensor of any other rank "
-        "holds then is undefined."
+        " You call dist.reduce: only rank dst gets the sum. Afterwards the contents of the tensor "
+        "on any other rank are undefined."
     )
 
 
-def _cases(one: Observation) -> list[Faulty]:
-    return [case for case in one.trial.cases if isinstance(case, Faulty)]
+def _cases(observation: Observation) -> list[Faulty]:
+    return [case for case in observation.trial.cases if isinstance(case, Faulty)]
 
 
 def _readable(case: Faulty, report: Callable[[Any], Iterator[Fault]], of: Any) -> list[Fault]:
@@ -248,23 +245,23 @@ def _readable(case: Faulty, report: Callable[[Any], Iterator[Fault]], of: Any) -
 def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
     """Makes a check of the bytes that leave each rank, in trials whose first case has this topic.
 
-    A rank should send (N-1)/N of all elements of the case, `times` times, at 4 bytes each. The
-    check returns a message if it sends more or less.
+    With N ranks, each should send (N-1)/N of all elements of the case, `times` times, at 4 bytes
+    each. The check returns a message if a rank sends more or less.
     """
 
     def wrong(seen: Seen) -> str:
-        for one in seen:
-            case: Any = one.trial.cases[0]
-            if case.topic != topic or one.error is not None or one.trace is None:
+        for observation in seen:
+            case: Any = observation.trial.cases[0]
+            if case.topic != topic or observation.error is not None or observation.trace is None:
                 continue
-            ranks = one.trial.world_size
+            ranks = observation.trial.world_size
             goal = times * 4 * case.elements * (ranks - 1) / ranks
             for rank in range(ranks):
-                sent = one.trace.bytes_wire(rank)
+                sent = observation.trace.bytes_wire(rank)
                 if sent is not None and not goal * _LESS <= sent <= goal * _MORE + _OWN:
                     return (
-                        f"{one.trial.words()}: {amount(sent)} left rank {rank}, and it takes "
-                        f"{amount(goal)}. {advice}{_after_reduce(one)}"
+                        f"{observation.trial.words()}: {amount(sent)} left rank {rank}, but it "
+                        f"should be {amount(goal)}. {advice}{_after_reduce(observation)}"
                     )
         return ""
 
@@ -281,14 +278,14 @@ def criterion(
     points: float,
     right: str,
     *objections: Objection,
-    after: str = "",
-    trouble: Callable[[Observation], str] = lambda one: one.trouble,
+    after: str | tuple[str, ...] = (),
+    trouble: Callable[[Observation], str] = lambda observation: observation.trouble,
     waits: bool = False,
 ) -> Rule:
     """Makes a criterion that is lost if the ranks did not finish or if an objection is raised.
 
     Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
-    With `waits`, the criterion is blocked in that case, because another one is lost already.
+    With `waits`, the criterion is then blocked instead, because another criterion is lost already.
     """
 
     def judge(seen: Sequence[Observation]) -> Verdict:
@@ -302,16 +299,17 @@ def criterion(
 
 
 def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
-    for one in seen:
-        for number, (case, results) in enumerate(zip(one.trial.cases, one.results, strict=True)):
-            messages = (_objection(objection, case, results, one) for objection in objections)
-            hint = _after_reduce(one)
-            yield from (f"{one.trial.words(number)}: {text}{hint}" for text in messages if text)
+    for observation in seen:
+        trial, hint = observation.trial, _after_reduce(observation)
+        by_case = zip(trial.cases, observation.results, strict=True)
+        for number, (case, results) in enumerate(by_case):
+            messages = (_objection(each, case, results, observation) for each in objections)
+            yield from (f"{trial.words(number)}: {text}{hint}" for text in messages if text)
 
 
-def _objection(objection: Objection, case: Any, results: Any, one: Observation) -> str:
+def _objection(objection: Objection, case: Any, results: Any, observation: Observation) -> str:
     """The message of an objection, or `UNREADABLE` if the results have the wrong types."""
     try:
-        return objection(case, results, one)
+        return objection(case, results, observation)
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
         return UNREADABLE

@@ -58,9 +58,8 @@ class Defence:
     ) -> list[Criterion]:
         """Raises `DtlabError`, which says that a person grades this part."""
         raise DtlabError(
-            f"{symbol} is graded by hand, so there is nothing to check: write it in the text cell "
-            f"{symbol!r}, and look at the table above that for what earns the {self.points:g} "
-            "points."
+            f"{symbol} is graded by hand, so there is nothing to check. Write your answer in the "
+            f"text cell {symbol!r}. The table above it says what earns the {self.points:g} points."
         )
 
 

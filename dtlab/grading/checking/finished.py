@@ -33,7 +33,7 @@ def finished_calls(
 
     A method counts as its class; names that are `allowed` do not count. With `refuse` such a call
     raises RuntimeError before it does anything. If code removes the profiler that detects the
-    calls, the set contains a phrase that says so.
+    calls, the set contains a phrase about this.
     """
     names: set[str] = set()
 
@@ -60,9 +60,10 @@ def finished_calls(
 
 
 def absent_of(parts: Iterable[Any]) -> AbsentModules:
-    """Returns the library modules hidden from code of these parts, and the names that stay.
+    """Returns the library modules that are hidden from learners' code for these parts.
 
-    A name stays if every part that forbids the module allows it.
+    Each module comes with the names in it that remain available. A name remains available if
+    every case that forbids the module allows it.
     """
     stays: dict[str, set[str]] = {}
     for part in parts:

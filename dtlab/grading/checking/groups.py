@@ -10,7 +10,10 @@ Groups = tuple[tuple[int, ...], ...]  # global ranks, in disjoint groups
 
 
 def draw_groups(draw: random.Random, world_size: int, size: int) -> Groups:
-    """Draws a group of `size` ranks and one of the rest; neither consists of ranks 0 to k - 1."""
+    """Draws a group of `size` ranks and a group of the other ranks.
+
+    Neither group consists of the first ranks, as (0, 1) does.
+    """
     ranks = range(world_size)
     while True:
         chosen = tuple(sorted(draw.sample(ranks, size)))

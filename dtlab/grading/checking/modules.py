@@ -52,7 +52,8 @@ class Frozen(Chain):
 
 
 class Tied(Chain):
-    """A chain whose second and last layer share their weights; sizes are (a, b, b, ..., b, b)."""
+    """A chain whose second and last layer share their weights; all sizes but the first are equal.
+    """
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)

@@ -13,7 +13,7 @@ from dtlab.grading.checking.criteria import Faulty, fault
 from dtlab.grading.checking.numbered import numbered, printed_words
 from dtlab.grading.checking.trials import UNREADABLE, Observation, observe
 from dtlab.grading.report import Criterion, as_text
-from dtlab.ranks.system import in_a_kernel
+from dtlab.ranks.system import has_front_end
 
 if TYPE_CHECKING:
     from dtlab.show import Figure
@@ -23,20 +23,32 @@ __all__ = ["offer", "replay"]
 _MOST = 200  # lines that are shown of what the ranks print
 
 
-def replay(check: Check, name: str, fn: Callable[..., Any], number: int) -> None:
+def replay(
+    check: Check, name: str, fn: Callable[..., Any], number: int | None = None
+) -> None:
     """Runs a case of a check on its ranks, and shows what happens. Points do not change.
 
-    If the case has labelled data, they replace its random inputs. Raises `DtlabError` if the part
-    `name` has no case of this number.
+    Without a `number`, it runs the first case and says how to choose another. If the case has
+    labelled data, they replace its random inputs. Raises `DtlabError` if the part `name` has no
+    case of this number.
     """
     cases = [(trial, case) for trial in check.trials(0) for case in trial.cases]
+    is_chosen = number is not None
+    number = 1 if number is None else number
     if not 1 <= number <= len(cases):
-        raise DtlabError(f"{name} has cases 1 to {len(cases)}, and none of number {number}.")
+        raise DtlabError(f"{name} has cases 1 to {len(cases)}, but no case {number}.")
     trial, case = cases[number - 1]
     shown, legend = case.labelled()
     check.prepare()
     one = observe(replace(trial, cases=[shown]), fn)
-    print(f"Case {number} of {name}: {one.trial.words()}. {legend}".rstrip())
+    symbol = getattr(fn, "__name__", name)
+    if why := check.unwritten(one, symbol):
+        print(why)
+        return
+    print(f"Case {number} of {len(cases)} of {name}: {one.trial.words()}. {legend}".rstrip())
+    if len(cases) > 1 and not is_chosen:
+        call = f'dtlab.practice("{name}", {symbol}, case=2)'
+        print(f"For another one, pass its number, 1 to {len(cases)}, as in {call}.")
     if words := printed_words(numbered([one]), most=_MOST):
         print(words)
     from dtlab.show.notebook import show_bundle
@@ -44,17 +56,21 @@ def replay(check: Check, name: str, fn: Callable[..., Any], number: int) -> None
     for figure in _figures(one):
         show_bundle(figure._repr_mimebundle_()[0])
     print("\n".join(_wrong(check, one)) or "The result of this case is right.")
+    print("".join(f"{warning}\n" for warning in one.warnings), end="")
 
 
 def _figures(one: Observation) -> Iterator[Figure]:
-    """The timeline; if the ranks hang, what each of them waits for."""
+    """The timeline; if the ranks hang, what each of them waits for.
+
+    In a loop without an end no rank waits, and the message tells the line of each rank.
+    """
     from dtlab.show.figures import timeline, waits
 
     if one.trace is not None and one.trace.events:
         yield timeline(one.trace, title=f"Timeline of {one.trial.words()}")
     if isinstance(one.error, DeadlockError):
         yield waits(one.error.waiting, one.trial.world_size)
-    if isinstance(one.error, RankTimeoutError):
+    if isinstance(one.error, RankTimeoutError) and not one.error.loops:
         yield waits(one.error.running, one.trial.world_size)
 
 
@@ -70,15 +86,12 @@ def offer(
 ) -> None:
     """Shows a button "Run this case" for each lost criterion, below the report in JupyterLab."""
     lost = [criterion for criterion in criteria if criterion.case]
-    if not (lost and in_a_kernel()):
+    if not (lost and has_front_end()):
         return
     import ipywidgets as widgets
     from IPython import get_ipython
 
-    from dtlab.show.notebook import Kept, has_front_end, show_bundle
-
-    if not has_front_end():
-        return
+    from dtlab.show.notebook import Kept, show_bundle
 
     place = widgets.Output()
 

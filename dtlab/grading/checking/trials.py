@@ -43,13 +43,13 @@ if TYPE_CHECKING:
     from dtlab.ranks.launch.launcher import Run
     from dtlab.trace import Trace
 
-__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Trial", "drawn_seed", "observe",
-           "observed", "run_cases", "run_here"]  # fmt: skip
+__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Recording", "Trial", "drawn_seed",
+           "observe", "observed", "run_cases", "run_here"]  # fmt: skip
 
 UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 
-BEGIN = "\x1e"  # with the number of a case: begins what a rank prints in it
+BEGIN = "\x1e"  # followed by the number of a case: begins what a rank prints in this case
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
 _DEFINED = re.compile(r"^\(the answer is defined in (.*)\)$", re.MULTILINE)
@@ -98,6 +98,30 @@ class Case(ABC):
     def mistake(self, results: Sequence[Any]) -> str:
         """Says what is wrong with the results of the ranks; empty if nothing is."""
 
+    def advice(self, trouble: str) -> str:
+        """Returns a hint about the likely cause of a crash or hang in this case; may be empty."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Recording(Case):
+    """A call of a function of the library, to record its trace. Nothing in it is judged."""
+
+    arguments: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return "a run of the check"
+
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        return self.arguments
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        fn(*given)
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        return ""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -141,7 +165,8 @@ class Observation:
 
     `results[case][rank]` is the result of a case; it is empty if the launch failed, and then
     `error` is set. `resident[rank]` are the kernel's counts of memory in bytes, in the order in
-    which cases requested them. `printed[rank]` is what the rank printed.
+    which cases requested them. `printed[rank]` is what the rank printed. `warnings` are those of
+    `dtlab.launch`, about tensors that were used too early.
     """
 
     trial: Trial
@@ -150,6 +175,7 @@ class Observation:
     error: RanksError | None = None
     resident: list[list[int | None]] = field(default_factory=list)
     printed: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     @property
     def hung(self) -> bool:
@@ -172,7 +198,8 @@ class Observation:
     def mistakes(self) -> list[str]:
         """A sentence for each case with a mistake, or the reason why the launch failed."""
         if self.error is not None:
-            return [self.trouble]
+            case = self.trial.cases[self._stopped_in or 0]
+            return [f"{self.trouble}\n{case.advice(self.trouble)}".rstrip()]
         numbered = enumerate(zip(self.trial.cases, self.results, strict=True))
         mistakes = [(number, _mistake(case, results)) for number, (case, results) in numbered]
         return [
@@ -193,6 +220,18 @@ class Observation:
         return int(match[1]) if match else None
 
     @property
+    def _stopped_in(self) -> int | None:
+        """The case in which the ranks failed or hung, None if it is not known.
+
+        Ranks that hang have printed which case they began. Isolated ranks print nothing.
+        """
+        if not self.hung:
+            return self.failed_case
+        begun = [re.findall(rf"{BEGIN}(\d+)\n", text) for text in self.printed]
+        last = min((int(numbers[-1]) for numbers in begun if numbers), default=0)
+        return last if begun and all(begun) and last < len(self.trial.cases) else None
+
+    @property
     def failed_function(self) -> str:
         """The innermost function of the learner that failed; empty if it is not known."""
         failure = self.failure
@@ -206,7 +245,9 @@ class Observation:
         """Why this launch failed, in words; empty if it did not."""
         if self.error is None:
             return ""
-        return _hang(self.error, self.trial) if self.hung else self._crash()
+        if self.hung:
+            return _hang(self.error, self.trial, self.trial.words(self._stopped_in))
+        return self._crash()
 
     def _crash(self) -> str:
         where, failure = self.trial.words(self.failed_case), self.failure
@@ -221,7 +262,7 @@ class Observation:
 
     @staticmethod
     def _place(failure: Failure) -> str:
-        """The learner's line that failed; if it is one of the check, where the answer begins."""
+        """The learner's line that failed, or the answer's first line if the check's own failed."""
         if _is_learners(failure):
             return failure.place
         defined = _DEFINED.search(failure.traceback or "")
@@ -275,9 +316,12 @@ def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
             for case, case_results in zip(trial.cases, zip(*by_rank, strict=True), strict=True)
         ]
     except Exception as error:  # noqa: BLE001  ranks may send anything
-        failure = Failure("result", f"sent back what cannot be read: {type(error).__name__}")
+        failure = Failure("result", f"sent back data that cannot be read: {type(error).__name__}")
         return Observation(trial, error=RankError(str(failure.message), failures={0: failure}))
-    return Observation(trial, results, run.trace, resident=run.resident, printed=run.stdout)
+    return Observation(
+        trial, results, run.trace,
+        resident=run.resident, printed=run.stdout, warnings=run.warnings,
+    )  # fmt: skip
 
 
 def run_cases(
@@ -288,7 +332,7 @@ def run_cases(
 ) -> bytes:
     """Runs on every rank: calls the function of each case and encodes the results.
 
-    Calls `begin` with the number of each case before it.
+    Calls `begin` with the number of each case before the case.
     """
     from dtlab.ranks.plain import encode
 
@@ -321,7 +365,8 @@ def _is_learners(place: Failure | Waiting) -> bool:
     """Whether the quoted line is in the learner's code, and not in a check or a library."""
     from dtlab.ranks.watch.locate import is_learners
 
-    return place.cell is not None or is_learners(os.path.abspath(place.file or ""))
+    file = place.file or ""
+    return place.cell is not None or (is_learners(file) and is_learners(os.path.abspath(file)))
 
 
 def run_here(fn: Callable[..., Any], calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
@@ -339,24 +384,26 @@ def _mistake(case: Case, results: Sequence[Any]) -> str:
         return UNREADABLE
 
 
-def _hang(error: RanksError, trial: Trial) -> str:
-    """Says how the ranks hung, in which line each rank is, and what to do."""
+def _hang(error: RanksError, trial: Trial, where: str) -> str:
+    """Says how and `where` the ranks hung, in which line each rank is, and what to do."""
     stuck = error.waiting if isinstance(error, DeadlockError) else []
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
     advice = error.advice if isinstance(error, (DeadlockError, RankTimeoutError)) else ""
     mismatch = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
     if mismatch and mismatch not in advice:  # the advice about tags contains the mismatch
-        lines = [f"{trial.words()}: the calls of the ranks do not match.", mismatch]
+        lines = [f"{where}: the calls of the ranks do not match.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
-        lines = [f"{trial.words()}: the ranks did not finish{within}."]
+        lines = [f"{where}: the ranks did not finish{within}."]
+    loops = isinstance(error, RankTimeoutError) and error.loops
     alike: dict[tuple[str, str, str], list[int]] = {}
     for entry in stuck:
         place = entry.place if _is_learners(entry) else ""
         alike.setdefault((entry.op, place, entry.waits_in), []).append(entry.rank)
     for (operation, place, waits_in), ranks in alike.items():
         verb = "is" if len(ranks) == 1 else "are"
-        doing = "still computing" if operation == "compute" else f"in {operation}"
+        doing = "still running" if operation == "compute" else f"in {operation}"
+        doing = f"still running, now {doing}" if loops and operation != "compute" else doing
         lines.append(f"{ranks_in_words(ranks)} {verb} {doing}   {place}".rstrip())
         lines += [f"  in wait()   {waits_in}"] if waits_in else []
     lines.append(advice or _usual_cause({entry.op for entry in stuck}))
@@ -372,7 +419,7 @@ def _usual_cause(operations: Collection[str]) -> str:
     if "compute" in operations:
         return (
             "Look for a loop that does not end, or for work that takes far too long: the other "
-            "ranks wait for the one that is in it."
+            "ranks wait for the rank that is in it."
         )
     if operations and not any(operation in ("send", "recv") for operation in operations):
         return "All members of a group must call its collectives, equally often and in order."

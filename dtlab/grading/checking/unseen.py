@@ -78,9 +78,9 @@ def unseen_collectives(observation: Observation) -> str:
 
 
 def unseen_source(observation: Observation, what: str, size: float, groups: Groups = ()) -> str:
-    """Checks that ranks, or those of each group, sent enough to all-reduce `size` bytes.
+    """Checks that ranks, or the ranks of each group, sent enough to all-reduce `size` bytes.
 
-    The message begins with `what` was summed: "the gradients are".
+    `what` is the subject and verb of the message, such as "the gradients are".
     """
     trace = observation.trace
     if trace is None:
@@ -92,8 +92,8 @@ def unseen_source(observation: Observation, what: str, size: float, groups: Grou
     if None in wire or sent >= _ALL_REDUCED * needed:
         return ""
     return (
-        f"{observation.trial.words()}: {what} right, but of the {amount(needed)} that ranks have "
-        f"to send each other for that, {amount(sent)} were sent: the data came another way. "
+        f"{observation.trial.words()}: {what} right, but of the {amount(needed)} that ranks must "
+        f"send each other for that, {amount(sent)} were sent: the data came another way. "
         "Use dist.all_reduce."
     )
 
@@ -114,7 +114,7 @@ def _taken(event: Event) -> tuple[float, float]:
 
 def _other_bytes(observation: Observation, rank: int, taken: float, wire: int) -> str:
     return (
-        f"{observation.trial.words()}: what rank {rank} called takes {amount(taken)}, but "
+        f"{observation.trial.words()}: the calls of rank {rank} take {amount(taken)}, but "
         f"{amount(wire)} left it as the operating system counts. Use dist.all_reduce, where the "
         "check can see it."
     )
@@ -152,11 +152,11 @@ def _has_forged_records(trace: Trace) -> bool:
 
 # Cases in which ranks add up what each of them has ----------------------------------------------
 
-FOREIGN = "foreign"  # a fault: the learner's own calls did not bring the result about
+FOREIGN = "foreign"  # a fault: the learner's own calls did not produce the result
 
 
 class Reducing(Faulty):
-    """A case whose results are sums over all ranks, or over those of each of its `groups`.
+    """A case whose results are sums over all ranks, or over the ranks of each of its `groups`.
 
     It reports the fault `FOREIGN` if finished code did the work, or if data moved that the
     recorder did not see.
@@ -169,22 +169,22 @@ class Reducing(Faulty):
     def reduced(self) -> Sequence[int]:
         """Bytes that the ranks must sum, one entry for each step."""
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
-        words = self._foreign(one)
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        words = self._foreign(observation)
         if words:
             yield FOREIGN, words
 
-    def _foreign(self, one: Observation) -> str:
+    def _foreign(self, observation: Observation) -> str:
         """A message if the result does not come from the learner's own calls; else empty."""
-        hidden = finished_code(one) or unseen_collectives(one)
-        if hidden or fault([one], self.topic):
+        hidden = finished_code(observation) or unseen_collectives(observation)
+        if hidden or fault([observation], self.topic):
             return hidden
-        cases = [case for case in one.trial.cases if isinstance(case, Reducing)]
+        cases = [case for case in observation.trial.cases if isinstance(case, Reducing)]
         size = sum(sum(case.reduced) for case in cases)
-        return unseen_source(one, "the results are", size, self.groups)
+        return unseen_source(observation, "the results are", size, self.groups)
 
 
-# What happened on a rank while it was inside a mark, as `dtlab.span` makes one -------------------
+# Events on a rank inside a mark, a span that `dtlab.span` recorded ------------------------------
 
 
 def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Event]]:

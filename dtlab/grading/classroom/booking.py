@@ -73,18 +73,18 @@ class Books:
         """Books the judged notebooks with their outputs; other notebooks stay unchanged.
 
         The graded cells of the parts in `keep` get back their previous outputs. Raises
-        `DtlabError` with nbgrader's message if it fails.
+        `DtlabError` with nbgrader's message if nbgrader fails.
         """
         for name, notebook in judged.items():
             if keep:
                 _keep_outputs(notebook, self._autograded(submission.student, name), keep)
         self._clerk.prepare(self.assignment, submission, handed_at, judged)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SAWarning)  # nbgrader causes it; it is harmless
+            warnings.simplefilter("ignore", SAWarning)  # nbgrader causes this harmless warning
             result = capture_log(self._clerk)
         if not result["success"]:
             log = result.get("log") or result.get("error", "")
-            raise DtlabError(f"nbgrader could not book it:\n{str(log).strip()}")
+            raise DtlabError(f"nbgrader could not book the submission:\n{str(log).strip()}")
 
     def has(self, record: Record) -> bool:
         """Whether the gradebook and the folder still have the scores of a record."""
@@ -240,10 +240,10 @@ def _keep_outputs(notebook: NotebookNode, old: Path, parts: Sequence[str]) -> No
 
 
 def _rules(directory: CourseDirectory, assignment: str) -> Rules | None:
-    """Returns dtlab's rules for late work, None if the course uses others."""
+    """Returns dtlab's rules for late work; None if the course uses a different plug-in."""
     try:
         plugin = AssignLatePenalties(config=directory.config).plugin_class(config=directory.config)
     except TraitError as error:
-        raise DtlabError(f"late work, in the course's {CONFIG}: {error}") from error
+        raise DtlabError(f"{CONFIG} has invalid settings for late work: {error}") from error
     ours = isinstance(plugin, LateRules) and plugin.penalty_method == "none"
     return plugin.rules(assignment) if ours else None

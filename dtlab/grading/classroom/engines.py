@@ -50,10 +50,10 @@ def engine_named(name: str, jobs: int | None, progress: Progress) -> Engine:
 
 
 class LocalEngine:
-    """Daemon threads that judge tasks; a thread may be parsing a notebook of 100 MB at exit.
+    """Threads that judge tasks, `jobs` of them at a time.
 
-    `jobs` threads judge at a time. While a cell of one task takes long (it may never end), another
-    task continues.
+    While a cell of one task takes long (it may never end), another task continues. The threads are
+    daemons, since at exit one may be parsing a notebook of 100 MB.
     """
 
     def __init__(self, jobs: int | None, progress: Progress) -> None:
@@ -84,7 +84,7 @@ class LocalEngine:
         deadline = time.monotonic() + END_LIMIT
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        self._server.stop()  # a thread may have started another one at that moment
+        self._server.stop()  # a thread may have started another server at that moment
 
     def _work(self, slot: int) -> None:
         while (item := self._tasks.get()) is not None:

@@ -150,7 +150,7 @@ class Grading:
         except Timeout:
             raise DtlabError(
                 f"{self.assignment.name} is being graded already{path.read_text()}. Wait until "
-                "that run ends, or stop it with Ctrl-C: nothing of it is lost."
+                "that run ends, or stop it with Ctrl-C: no results are lost."
             ) from None
 
     # ------------------------------------------------------------------ planning

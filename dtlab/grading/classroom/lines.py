@@ -67,7 +67,7 @@ def _remarks(outcome: Outcome) -> Iterator[str]:
     if outcome.waiting:
         yield f"{sum(points for _, points in outcome.waiting):.6g} to be given by hand"
     if outcome.by_hand:
-        yield "points by hand besides"
+        yield "also points by hand"
     if outcome.late:
         yield f"late: -{outcome.late[1]:.4g}" if outcome.late[1] else "late"
     if not outcome.skipped and (notes := sum(map(len, outcome.record.notes.values()))):

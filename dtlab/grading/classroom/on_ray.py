@@ -42,7 +42,7 @@ class Judge:
     """An actor in a process of the cluster that judges one task at a time, with a warm server."""
 
     def __init__(self) -> None:
-        self._server, self._one = JudgesServer(), threading.Lock()
+        self._server, self._lock = JudgesServer(), threading.Lock()
         self._server.start()
 
     def version(self) -> str:
@@ -51,7 +51,7 @@ class Judge:
 
     def judge(self, task: Task) -> Done:
         """Carries out a task."""
-        with self._one:
+        with self._lock:
             self._server.wait()
             return carry_out_surely(task, self._server)
 
@@ -109,7 +109,7 @@ class RayEngine:
             self._undo.callback(ray.shutdown)
             try:
                 ray.init(address="auto", **QUIET)
-            except Exception as error:  # it raises many kinds
+            except Exception as error:  # Ray raises many kinds of exceptions
                 raise DtlabError(
                     "there is a Ray cluster that cannot be used from here. Check RAY_ADDRESS, and "
                     "RAY_AUTH_TOKEN if the cluster requires a token. RAY_ADDRESS=local starts a "
@@ -170,8 +170,8 @@ def _our_signals() -> Iterator[None]:
 def _private_cluster() -> Iterator[None]:
     """Makes a new cluster listen on loopback, require a token, and send no usage statistics.
 
-    Ray has the first switch for Windows and macOS, to avoid firewall dialogs. It reads all of
-    these switches when it is imported.
+    Ray reads these variables when it is imported. The first is meant for Windows and macOS, but
+    makes Ray listen on loopback everywhere.
     """
     switches = {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

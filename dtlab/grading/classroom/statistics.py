@@ -136,7 +136,7 @@ def _table(parts: Sequence[PartStatistics], students: int) -> Iterator[str]:
 
 
 def figure_of(assignment: str, parts: Sequence[PartStatistics]) -> Figure:
-    """Draws a bar for each criterion: the shares of the class with it lost and with it blocked."""
+    """Draws a bar for each criterion: the shares of the class that lost it or have it blocked."""
     from dtlab.show.drawing.style import INK, MUTED, Figure
 
     bars = [(part.part, criterion) for part in parts for criterion in part.criteria]

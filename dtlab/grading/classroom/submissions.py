@@ -97,7 +97,8 @@ class Assignment:
 class Files:
     """The files of a submission: bytes, or None for a missing notebook; `notes` for the grader.
 
-    `key` is a digest of all of it. `handed_at` is the time of submission in UTC, None if unknown.
+    `key` is a digest of the notebooks and the time. `handed_at` is the time of submission in UTC,
+    None if unknown.
     """
 
     key: str
@@ -282,7 +283,7 @@ def _plain(name: str) -> str:
 def _not_taken(name: str, files: Sequence[_File]) -> str:
     paths = ", ".join(file.path for file in files[:5]) + ", ..." * (len(files) > 5)
     return (
-        f"There is no {name}.ipynb among what was handed in: {paths}. If one of these is meant, "
+        f"There is no {name}.ipynb among the submitted files: {paths}. If one of these is meant, "
         "rename it, and grade again."
     )
 
@@ -314,7 +315,8 @@ def _other_versions(data: bytes) -> Iterator[str]:
     ours = version("dtlab")
     others = {stamp.decode() for stamp in STAMP.findall(data)} - {ours}
     if others:
-        yield f"It was made with dtlab {', '.join(sorted(others))}, and graded with {ours}."
+        made = f"made with dtlab {', '.join(sorted(others))}"
+        yield f"The notebook was {made}, and graded with {ours}."
 
 
 def _handed_at(path: Path) -> tuple[datetime | None, str]:
@@ -326,4 +328,4 @@ def _handed_at(path: Path) -> tuple[datetime | None, str]:
         moment = parse_utc(data[:200].decode().strip())
         return moment.replace(tzinfo=UTC), ""
     except (ValueError, OverflowError, TypeError, AttributeError):
-        return None, "timestamp.txt holds no time that can be read: it counts as not late."
+        return None, "timestamp.txt has no readable time, so the submission counts as not late."

@@ -33,8 +33,11 @@ MISSING = object()  # stands for a name that the notebook does not define
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for a notebook: seconds for each cell and for all cells, and how many times its
-    process may end before the remaining cells are not run."""
+    """Limits for a notebook: time, and how often its process may end.
+
+    `cell` is in seconds for each cell, `notebook` in seconds for all cells. After its process has
+    ended `ends` times, the remaining cells are not run.
+    """
 
     cell: float = 15.0
     notebook: float = 300.0
@@ -123,7 +126,8 @@ class Cells:
         return self._room
 
     def _timed(self, room: Room, number: int, source: str) -> list[dict[str, Any]]:
-        """Runs a cell. If it hangs, ends its process before waiting for anything else."""
+        """Runs a cell. If it hangs or ends its process, closes the sandbox before other tasks run.
+        """
         enclosure = self._enclosure
         assert enclosure is not None  # the room is in it
         with lowered_priority(enclosure, self._waits):

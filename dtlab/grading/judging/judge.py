@@ -46,8 +46,8 @@ WARM = (
 )
 _CALL = re.compile(r'^\s*dtlab\.check\("(?P<part>[^"]+)",\s*(?P<symbol>\w+)', re.MULTILINE)
 _ELSEWHERE = (
-    "right with the inputs of the check that you can run yourself, and not with others: think of "
-    "sizes, values and numbers of ranks that it does not try."
+    "the answer is right with the inputs of the check that you can run yourself, but wrong with "
+    "others: think of sizes, values and numbers of ranks that your check does not try."
 )
 
 

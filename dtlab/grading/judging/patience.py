@@ -18,8 +18,8 @@ def lowered_priority(enclosure: Enclosure, waits: Callable[[bool], None]) -> Ite
     """After `PATIENCE` seconds, lowers the enclosure's priority and calls `waits(True)`.
 
     At the end of the context it restores the priority and calls `waits(False)`. Another task may
-    run in between, and `waits(False)` may block until it pauses. So end any process that must end
-    before leaving the context.
+    run in between, and `waits(False)` may block until that task pauses. So a process that must end
+    without delay must be ended inside the context.
     """
     lowered = threading.Event()
 

@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["WalledBench"]
 
 _OPERATION = re.compile(r"\w{1,20}(\([a-z]{0,5}=?[\d, ]{0,12}\))?")
-_LOOK = "Run the check in your notebook: it says in which line."
+_LOOK = "Run the check in your notebook: it shows the line."
 MEMORY = 2 * 2**30  # bytes that a rank may use in addition to a fresh rank's memory
 
 
 class WalledBench:
     """A `Bench` that runs the functions of one submission in a sandbox.
 
-    `timed_out` says whether ranks reached their time limit, and `unwritten` whether the answer is
-    still the blank of the notebook.
+    `timed_out` is True if ranks reached their time limit, and `unwritten` if the answer is still
+    the blank of the notebook.
     """
 
     def __init__(self, server: Server, walls: Walls, student: str | None) -> None:

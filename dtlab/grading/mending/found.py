@@ -54,7 +54,7 @@ class Cells:
         self._left = dict(_MOST)
 
     def read(self, sure: bool = True) -> None:
-        """Reads the next object. Unless `sure`, it counts as a cell only with kind and source."""
+        """Reads the next object as a cell. Unless `sure`, skips it if it has no kind or source."""
         fields: dict[str, Any] = {}
         try:
             for key in self.walker.members():
@@ -153,7 +153,7 @@ def _sound(metadata: dict[str, Any], attachments: dict[str, Any] | None = None) 
 
 
 def plain(value: Any, levels: int) -> bool:
-    """Whether JSON can store a value without a change, and it has at most so many `levels`."""
+    """Whether JSON can store a value unchanged, and at most `levels` lists or dicts are nested."""
     if isinstance(value, str):
         return plain_text(value) == value
     if isinstance(value, float):

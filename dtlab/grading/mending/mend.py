@@ -26,14 +26,14 @@ __all__ = ["Mended", "mend"]
 _Key = tuple[int, int, int]  # the place of a learner's cell; before, at or after it; the rank
 
 _MESSAGES = {  # messages by problem
-    "missing": "{} went missing; the released version stands in.",
-    "gap": "{} could not be read; the released version stands in.",
-    "named": "{} lacked the name under which it is graded; it was recognized by its code.",
+    "missing": "{} went missing; the released version was inserted.",
+    "gap": "{} could not be read; the released version was inserted.",
+    "named": "{} lacked a name for grading, which was inferred from the code.",
     "repeated": "{} occurred more than once; the last one that is filled in counts.",
     "repeated check": "{} occurred more than once; the others were left out.",
     "changed": "{} had another text; the released one counts.",
     "marks": "{} had another name, kind, points or lock; the released ones count.",
-    "moved": "{} stood above the answer, and moved below it.",
+    "moved": "{} stood above the answer, and was moved below it.",
 }
 
 
@@ -98,7 +98,7 @@ class _Places:
             yield from self._gaps()
 
     def _of_locked(self, name: str) -> _Key:
-        """Returns the later of the places of the learner's copy and the answer; else a default."""
+        """Returns the place of a locked cell: the learner's, or a default, below the answer."""
         copy, rank = self.match.of.get(name), self.sheet.rank[name]
         answer = self.sheet.answer_to(name) if self.sheet.is_check(name) else None
         home = self._home(answer) if answer else -1
@@ -196,13 +196,13 @@ def _notes(match: Match, damaged: bool) -> Iterator[str]:
     """Yields the notes on the cells."""
     unmatched = match.of.keys() <= set(match.problems["named"])
     if match.sheet.known and unmatched and not damaged:
-        yield "The notebook has no graded cell of this assignment: is it another one's?"
+        yield "The notebook has no graded cell of this assignment: is it from another assignment?"
         return
     for problem, sentence in _MESSAGES.items():
         if names := match.problems[problem]:
             yield sentence.format(_listed(names))
     if strangers := match.strangers():
-        yield f"{_amount(strangers)} had a role that this assignment does not know, and lost it."
+        yield f"{_amount(strangers)} had a role that is not in this assignment; it was removed."
 
 
 def _amount(number: int) -> str:

@@ -1,6 +1,7 @@
 """Matches a learner's cells with the cells of the released notebook.
 
-In this order: same text as a locked cell, grade_id, cell id, defines the name of a missing answer.
+A cell matches a locked cell with the same text; else the cell with its grade_id; else the cell
+with its id; else the missing answer whose name it defines.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Sheet:
 
     @cached_property
     def symbols(self) -> dict[str, str | None]:
-        """The name that each code answer defines; of several, its own grade_id or the last."""
+        """The name that each code answer defines; of several names, its grade_id or the last."""
         symbols: dict[str, str | None] = {}
         for name, cell in self.known.items():
             if self.is_own(name) and cell.cell_type == "code":
@@ -70,7 +71,7 @@ class Sheet:
         return symbols
 
     def answer_to(self, check: str) -> str | None:
-        """Returns the answer of a check: "ring" for "ring-check", else the last one above it."""
+        """Returns a check's answer: "ring" for "ring-check", else the last answer above it."""
         if (name := check.removesuffix("-check")) in self.symbols:
             return name
         above = [name for name in self.symbols if self.rank[name] < self.rank[check]]
@@ -163,7 +164,10 @@ class Match:
                 piece.role = name
 
     def _take_answers_out_of_checks(self) -> None:
-        """Makes a changed check an answer if only it defines the name: cells merged or swapped."""
+        """Makes a changed check the answer to a question whose answer cell is not filled in.
+
+        The check must define the name of that answer. This happens if cells are merged or swapped.
+        """
         altered = [piece for piece in self.pieces if piece.role and self._is_changed(piece)]
         filled = {piece.role for piece in altered}
         for piece in altered:
@@ -189,7 +193,7 @@ class Match:
                 self.problems["named"].append(name)
 
     def _settle(self, name: str, held: list[Piece]) -> None:
-        """Leaves the role to one cell, and records its problems."""
+        """Gives the role to one of the cells in `held`, and records the problems of the role."""
         own = self.sheet.is_own(name)
         symbol, changed = self.sheet.symbols.get(name), self._is_changed
         filled = [piece for piece in held if changed(piece)]

@@ -98,7 +98,7 @@ class Questions:
     """The check of a part of Level I: values drawn from the learner's id, and questions.
 
     `rows` describes the given values. Values are drawn again until the right answer and all known
-    mistakes differ. `where` computes further values from them, for right answers and mistakes.
+    mistakes differ. `where` computes further values from the drawn ones, for use in formulas.
     """
 
     draw: Callable[[Random], Values]
@@ -214,7 +214,7 @@ class Questions:
 def unanswered(answer: Any) -> bool:
     """Whether the answer is still the blank of the notebook (None) or of an example (...).
 
-    The blank of a dict has no other values either.
+    A dict is a blank if all its values are.
     """
     if isinstance(answer, Mapping):
         return all(map(unanswered, answer.values()))

@@ -7,10 +7,10 @@
             "sent",
             "what each rank sends in a ring all-reduce",
             "2 * size * (ranks - 1) / ranks",                    # the right answer
-            "Once round to add up, and once more to hand round.",
+            "The chunks go round the ring twice: to be added up, and to be distributed.",
             {
-                "answer / 2": "this is one half of the ring.",
-                "2 * size": "a rank keeps its own chunk: it sends N-1 of N.",
+                "answer / 2": "this is only what the reduce-scatter sends.",
+                "2 * size": "each time, a rank sends every chunk but one.",
             },
             unit="MB",
         ),
@@ -78,8 +78,8 @@ def number(
 ) -> Question:
     """Declares a question for a number, or for (nested) lists of numbers.
 
-    `wrong` maps known mistakes to their messages. The tolerance is 1 %, and 0 if `exact`. `each`:
-    see `kinds.Number`.
+    `wrong` maps known mistakes to their messages. The tolerance is 1 %, and 0 if `exact`. For
+    `each` see `kinds.Number`.
     """
     mistakes = tuple(Mistake(formula(value), why) for value, why in (wrong or {}).items())
     tolerance = 0 if exact else 0.01
@@ -101,7 +101,7 @@ def choice(
     """Declares a question for one of several options.
 
     `wrong` maps other options to their messages. An option that depends on the values is written
-    `formula("...")`. `explained`: see `kinds.Choice`.
+    `formula("...")`. For `explained` see `kinds.Choice`.
     """
     kind = Choice(_named(options), right, _mistakes(wrong), hint, explained)
     return Question(name, points, prompt, kind)

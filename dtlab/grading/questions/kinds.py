@@ -45,7 +45,7 @@ class Mistake:
 
 
 class Kind(Protocol):
-    """How one answer is read and judged."""
+    """Parses and judges one answer."""
 
     @property
     def mistakes(self) -> Sequence[Mistake]:
@@ -69,8 +69,8 @@ class Kind(Protocol):
 class Number:
     """A number, a list of numbers or a list of lists, computed by `expected` from given values.
 
-    Functions of mistakes get the expected value as `answer`. Both are in `unit`. `tolerance` is
-    relative to the expected value, and 0 for whole numbers. `hint` is shown for a wrong answer
+    Functions of mistakes get the expected value as `answer`. All values are in `unit`. `tolerance`
+    is relative to the expected value, and 0 for whole numbers. `hint` is shown for a wrong answer
     that is not a known mistake. A message may say that the shape is wrong, since the shape is not
     secret. In a list of lists, `each` names what an inner list belongs to ("rank"); the lengths of
     the inner lists stay secret.
@@ -146,7 +146,7 @@ class Number:
 class Choice:
     """One of `options` (the text to write -> its meaning); the mistakes are other options.
 
-    `explained` says that the given values already show the meanings; `form` then omits them.
+    `explained` is True if the given values already show the meanings; `form` then omits them.
     """
 
     options: Mapping[str, str]

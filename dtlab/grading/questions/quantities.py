@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ __all__ = [
     "Unreadable",
     "binary_twin",
     "close",
+    "entries",
     "numbers_in",
     "plain",
     "read",
@@ -25,7 +26,7 @@ Nested: TypeAlias = "float | list[Nested]"
 
 
 class Unreadable(ValueError):
-    """A value that cannot be parsed: `what` is wrong, and how to write it instead."""
+    """A value that cannot be parsed. `what` says why, and `how` says what to write instead."""
 
     def __init__(self, what: str, how: str = "") -> None:
         super().__init__(f"{what} {how}".rstrip())
@@ -115,6 +116,22 @@ def plain(value: Any) -> Any:
     return value
 
 
+def entries(found: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Returns the entries of a learner's dict, or a mapping, as numbers and short texts.
+
+    If an entry is missing, or `found` is not a dict, the result has only the entry "odd", which
+    says what was found instead: "a list", "a dict without 'data'".
+    """
+    if not isinstance(found, Mapping):
+        return {"odd": f"a {type(found).__name__}"}
+    missing = [name for name in names if name not in found]
+    if missing:
+        return {"odd": f"a dict without {missing[0]!r}"}
+    values = {name: plain(found[name]) for name in names}
+    kinds = int | float | str
+    return {k: v if isinstance(v, kinds) else str(v)[:40] for k, v in values.items()}
+
+
 def numbers_in(value: Any) -> list[float]:
     """Returns the numbers in a text or in (nested) lists; ignores everything else."""
     value = plain(value)
@@ -175,7 +192,7 @@ def _factor(name: str, asked: str) -> float:
     alike = {kind[known] for known in kind if known.casefold() == name.casefold()}
     if len(alike) == 1 and (name.islower() or name.isupper()):  # "Mb" would be megabits
         return alike.pop()
-    raise Unreadable(f"{name!r} is no unit of what is asked for.", _how(asked))
+    raise Unreadable(f"{name!r} is no unit for this question.", _how(asked))
 
 
 def _finite(number: Real | float, value: Any, unit: str) -> float:

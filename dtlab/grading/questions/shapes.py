@@ -29,7 +29,7 @@ def misfit(answer: Any, got: Nested, wanted: Nested, each: str) -> str:
 
 
 def rewrite(error: Unreadable, answer: Any, wanted: Nested, each: str) -> str:
-    """The same for an answer that cannot be parsed, or that has an element that cannot."""
+    """Says how to write an answer that cannot be parsed, or that has such an element."""
     if not isinstance(wanted, list):
         return str(error)
     how = _write(wanted, numbers_in(answer), each)

@@ -14,7 +14,7 @@ from dtlab.grading.words import ranks_in_words
 __all__ = ["Wait", "judge_waits", "waits_of"]
 
 _FORM = 'Write a dict with an entry for each rank: {0: ("recv", 3), 1: ("all_reduce", {0, 2})}.'
-_WHOM = "Name the members of its group that have not called it."
+_WHOM = "Name the members of the group that have not called this operation."
 _VARIANTS = {"isend": "send", "irecv": "recv"}
 
 
@@ -43,7 +43,7 @@ def waits_of(waiting: Iterable[Waiting]) -> dict[int, Wait]:
 
 
 def _company(entry: Waiting, entries: Iterable[Waiting]) -> set[int]:
-    """Returns the ranks in the same call of a collective, which has the same members."""
+    """Returns the ranks in the same call of a collective: same operation, same members."""
     members = {entry.rank, *entry.peers}
     return {
         other.rank
@@ -110,7 +110,7 @@ def _misnamed(rank: int, answer: Wait, actual: Wait, company: set[int]) -> str:
     strange = answer.ranks - actual.ranks
     if strange and actual.operation in ("send", "recv"):
         if right:
-            return f"for one of {named} only: the one that it names as src or dst."
+            return f"for one of {named} only: the rank that is its src or dst."
         return f"but not for {named}. Work out src and dst for this rank, round the end too."
     if strange:
         objection = f"but not for all of {named}" if right else f"but not for {named}"

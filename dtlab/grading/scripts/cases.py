@@ -140,7 +140,7 @@ class Training(TrainingRun):
         before = rows[[int(place) for place in result["places"]]]
         before.view(len(passes), len(after))
         if after.shape != self.start(0).shape:
-            raise ValueError("another model")
+            raise ValueError("the parameters are those of another model")
         cards = [int(card) for card in result.get("cards", [])]
         curve = [(float(loss), float(other)) for loss, other in result.get("curve", [])]
         return Seen(passes, before, after, cards, curve)

@@ -21,7 +21,7 @@ __all__ = [
 _SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo and of the start
 
 
-def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def copies_differ(case: Training, results: Sequence[Seen], observation: Observation) -> str:
     """Objects if the final parameters of a rank are not bitwise equal to rank 0's."""
     begin, end = results[0].before, results[0].after
     for rank, other in enumerate(results):
@@ -40,7 +40,7 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
                 "orders. All ranks must step with bitwise equal gradients."
             )
         return (
-            f"{copies} in the end, by {far:.1%} of the way that the parameters went. Which "
+            f"{copies} in the end, by {far:.1%} of the distance that the parameters moved. Which "
             "gradient does each rank step with?"
         )
     return ""
@@ -49,7 +49,7 @@ def copies_differ(case: Training, results: Sequence[Seen], one: Observation) -> 
 # Samples ----------------------------------------------------------------------------------------
 
 
-def not_shared_out(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def not_shared_out(case: Training, results: Sequence[Seen], observation: Observation) -> str:
     """Objects if an epoch's samples are not distributed, or not differently in each epoch."""
     uneven = uneven_epochs(case, results)
     if uneven:
@@ -76,7 +76,7 @@ def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
 
 
 def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
-    """Says why the ranks' samples are not the data, distributed; padding may repeat a few."""
+    """Says why the data are not distributed over the ranks; padding may repeat a few samples."""
     ranks, fed = len(taken), [sample for samples_ in taken for sample in samples_]
     if -1 in fed:
         return "a batch has images that are not in the data."
@@ -103,7 +103,7 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
 
 
 def _reshuffled(epochs: Sequence[list[list[int]]], taken: list[list[int]]) -> str:
-    """Says why this is not a new order after those of earlier epochs."""
+    """Says why the samples `taken` in an epoch are not in a new order, compared with `epochs`."""
     epoch = len(epochs)
     if taken in epochs:
         before = epochs.index(taken)
@@ -122,7 +122,7 @@ def _reshuffled(epochs: Sequence[list[list[int]]], taken: list[list[int]]) -> st
     return ""
 
 
-def too_large_passes(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def too_large_passes(case: Training, results: Sequence[Seen], observation: Observation) -> str:
     """Objects if a forward pass takes more than a microbatch, which accumulation should avoid."""
     largest = max((len(batch) for result in results for batch in result.passes), default=0)
     if largest <= case.micro_batch:
@@ -136,13 +136,13 @@ def too_large_passes(case: Training, results: Sequence[Seen], one: Observation) 
 # Bytes sent -------------------------------------------------------------------------------------
 
 
-def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def too_much_sent(case: Training, results: Sequence[Seen], observation: Observation) -> str:
     """Objects if a rank sends more, or less, than one gradient for each optimizer step."""
-    assert one.trace is not None
+    assert observation.trace is not None
     ranks, steps, size = len(results), case.updates(len(results)), 4 * len(results[0].after)
     gradients = 2 * (ranks - 1) / ranks * size * steps
     for rank in range(ranks):
-        left = bytes_left(one.trace, rank)
+        left = bytes_left(observation.trace, rank)
         summary = (
             f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} microbatches; a "
             f"gradient for each step is {amount(gradients)}."
@@ -158,7 +158,7 @@ def too_much_sent(case: Training, results: Sequence[Seen], one: Observation) -> 
 
 
 def bytes_left(trace: Trace, rank: int) -> float:
-    """Returns the bytes that left a rank, or those of ring all-reduces if they are not counted."""
+    """Returns the bytes that left a rank; if not counted, those of ring all-reduces."""
     counted = trace.bytes_wire(rank)
     if counted is not None:
         return counted

@@ -45,7 +45,7 @@ def judge_line(
 
 
 def _places(lines: Sequence[str], answer: Any) -> set[int]:
-    """Returns the indices of lines with this number or text, or else that contain the text."""
+    """Returns the indices of the lines with this number or text, else of those that contain it."""
     number = whole(answer) if not isinstance(answer, str) else None
     typed = _NUMBER.fullmatch(answer) if isinstance(answer, str) else None
     if typed:

@@ -1,33 +1,31 @@
 """The check of a broken training script: a learner's diagnosis and the mended script.
 
-The answer is {"diagnosis": {"symptom": ..., "line": ...}, "mended": function}. If a number must
-prove the symptom, the diagnosis also has a "number".
+The answer is {"diagnosis": {"line": ...}, "mended": function}. If a number must prove the fault,
+the diagnosis also has a "number".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-from dtlab.errors import RankTimeoutError
 from dtlab.grading.checking.bench import HERE, Bench, warm_up
-from dtlab.grading.checking.checks import UNANSWERED, Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.checks import UNANSWERED, Check, Rule, Verdict, blocked, lost
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import formula
 from dtlab.grading.questions.kinds import Mistake, Number
-from dtlab.grading.questions.quantities import short
 from dtlab.grading.report import Criterion
 from dtlab.grading.scripts.lines import judge_line
 from dtlab.grading.scripts.mends import Mend
 from dtlab.grading.scripts.reference import Optimizer
-from dtlab.grading.scripts.symptoms import Scene, Symptom
+from dtlab.grading.scripts.run import named
 
-__all__ = ["MendScript", "Proof", "proof", "script_part"]
+__all__ = ["MendScript", "Proof", "Scene", "proof", "script_part", "unmoved"]
 
-_ENTRIES = {"symptom": '"symptom": "..."', "number": '"number": number', "line": '"line": number'}
+_ENTRIES = {"number": '"number": number', "line": '"line": number'}
 _TOO_SLOW = blocked(
     "the original script did not finish in time: the machine is busy with something else. Run "
     "the check again."
@@ -36,8 +34,26 @@ _SGD = Optimizer(0.1)
 
 
 @dataclass(frozen=True)
+class Scene:
+    """A run of a broken script, which steps with `optimizer`."""
+
+    one: Observation
+    optimizer: Optimizer
+
+    @property
+    def case(self) -> Any:
+        """The case, with the inputs of the script."""
+        return self.one.trial.cases[0]
+
+    @property
+    def results(self) -> list[Any]:
+        """The result of each rank, if the ranks finished."""
+        return self.one.results[0]
+
+
+@dataclass(frozen=True)
 class Proof:
-    """A number that proves a symptom: how a run is measured, and the right number."""
+    """A number that proves a fault: how a run is measured, and the right number."""
 
     measure: Callable[[Scene], Mapping[str, Any]]
     number: Number
@@ -69,12 +85,11 @@ def proof(
 class MendScript(Mend):
     """The check of a part with a broken training script: the diagnosis, then the mended script.
 
-    The symptom, one of `symptoms`, and the number of `proof` are compared with the observation of
-    the script in `scene`. `lines` are the texts of the faulty lines, and `look` says where to look
-    for them. `optimizer` is the script's optimizer.
+    `lines` are the texts of the faulty lines, any of which is right, and `look` says where to look
+    for them. With a `proof`, the number is compared with the observation of the script in `scene`.
+    `optimizer` is the script's optimizer.
     """
 
-    symptoms: Mapping[str, Symptom] = field(default_factory=dict)
     lines: Sequence[str] = ()
     look: str = ""
     optimizer: Optimizer = _SGD
@@ -102,44 +117,28 @@ class MendScript(Mend):
         def judge(name: str, _: Any) -> Verdict:
             return self._judged(name, answer["diagnosis"], scene)
 
-        return [Rule(name, 1, partial(judge, name)) for name in self._entries]
+        points = {"number": 1, "line": 2}
+        return [Rule(name, points[name], partial(judge, name)) for name in self._entries]
 
     @property
     def _entries(self) -> list[str]:
         """The entries of a diagnosis, each of which is a criterion."""
-        return [name for name in _ENTRIES if name != "number" or self.proof is not None]
+        return ["line"] if self.proof is None else ["number", "line"]
 
     def _judged(self, name: str, diagnosis: Any, scene: Callable[[], Scene]) -> Verdict:
         """Judges an entry of the diagnosis."""
         if not isinstance(diagnosis, Mapping):
             form = ", ".join(_ENTRIES[entry] for entry in self._entries)
             wrong = f"the diagnosis is {type(diagnosis).__name__}. Write {{{form}}}."
-            is_first = name == "symptom"
+            is_first = name == self._entries[0]
             return lost(wrong) if is_first else blocked("judged once the diagnosis has its form")
         entry = diagnosis.get(name)
         if entry is None or (type(entry) is str and not entry):
             return UNANSWERED
         if name == "line":
             return judge_line(self.broken, entry, self.lines, self.look)
-        if name == "symptom":
-            return self._symptom(entry, scene)
         assert self.proof is not None
         return _TOO_SLOW if scene().one.error is not None else self.proof.judge(entry, scene())
-
-    def _symptom(self, entry: Any, scene: Callable[[], Scene]) -> Verdict:
-        name = " ".join(entry.casefold().replace("_", " ").split()) if type(entry) is str else ""
-        if name not in self.symptoms:
-            return lost(f"{short(entry)} is no symptom. There are: {', '.join(self.symptoms)}.")
-        observation = scene().one
-        if isinstance(observation.error, RankTimeoutError):
-            return _TOO_SLOW
-        shown, description = self.symptoms[name].find(scene())
-        if shown:
-            return ok(f"{observation.trial.words()}: {description}")
-        return lost(
-            f"{observation.trial.words()}: that is not what happens with the original script: "
-            f"{description}. Run it again, and compare its output with the table."
-        )
 
 
 def script_part(
@@ -151,15 +150,24 @@ def script_part(
     scene: Trial,
     trials: Callable[[int], Sequence[Trial]],
     criteria: tuple[Rule, ...],
-    symptoms: Mapping[str, Symptom],
-    lines: Sequence[str],
-    look: str,
+    lines: Sequence[str] = (),
+    look: str = "",
     **more: Any,
 ) -> Part:
     """Creates the part of a broken script: see `Part` and `MendScript`.
 
-    The mended script runs in `trials`, and `criteria` judge it; each diagnosis entry has a point.
+    The mended script runs in `trials`, and `criteria` judge it. In the diagnosis the line has two
+    points, and a number one more.
     """
-    more.update(symptoms=symptoms, lines=lines, look=look)
+    more.update(lines=lines, look=look)
     mend = MendScript(program, scene, Check(trials, criteria), **more)
     return Part(name, 3, title, minutes, difficulty, mend)
+
+
+def unmoved(scene: Scene, rank: int = 0) -> list[str]:
+    """Returns the parameters whose part on the rank has only values of the initial parameter."""
+    import torch
+
+    start, after = named(scene.case.model()), scene.results[rank]["after"]
+    parts = ((name, part) for name, part in after.items() if part.numel())
+    return [name for name, part in parts if bool(torch.isin(part, start[name]).all())]

@@ -26,8 +26,8 @@ __all__ = ["Mend", "MendProgram"]
 class Mend(ABC):
     """The check of a part with a broken program: the diagnosis, then the mended function.
 
-    `program` is its dotted name, and `scene` the trial in which it runs. `check` is for the mended
-    function.
+    `program` is the dotted name of the broken program, and `scene` the trial in which it runs.
+    `check` judges the mended function.
     """
 
     program: str

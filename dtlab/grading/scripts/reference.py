@@ -36,13 +36,15 @@ Weights = Mapping[int, float]  # of samples in the loss of a step
 class Optimizer:
     """SGD with momentum, or Adam with PyTorch's betas; `rate` is the learning rate.
 
-    `rate` may also be a sequence with a rate for each step; further steps use the last rate.
+    `rate` may also be a sequence with a rate for each step; further steps use the last rate. If
+    `clip` is set, a longer gradient is scaled down to this length.
     """
 
     rate: float | Sequence[float]
     momentum: float = 0.0
     adam: bool = False
     eps: float = 1e-8
+    clip: float = 0.0
 
     def run(
         self,
@@ -61,6 +63,9 @@ class Optimizer:
         first = second = 0 * now
         for step in range(n):
             gradient = gradients(now, step)
+            if self.clip:
+                length = gradient.norm(dim=-1, keepdim=True)
+                gradient = gradient * (self.clip / (length + 1e-6)).clamp(max=1)
             if self.adam:
                 first = 0.9 * first + 0.1 * gradient
                 second = 0.999 * second + 0.001 * gradient**2
@@ -172,7 +177,7 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
     The optimizer may depend on the case and the number of ranks.
     """
 
-    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    def objection(case: Training, results: Sequence[Seen], observation: Observation) -> str:
         steps = steps_of(case, results)
         known = optimizer if isinstance(optimizer, Optimizer) else optimizer(case, len(results))
         wanted = in_one_process(case, [mean(step) for step in steps], known)
@@ -192,7 +197,7 @@ def not_as_one_process(optimizer: Optimizer | Callable[[Training, int], Optimize
 def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimizer) -> str:
     """Describes what the ranks did instead, if it is a common mistake."""
     if off(got.after, case.start(0), got.after + 1) == 0:
-        return "They are those of the beginning: is there a gradient when the optimizer steps?"
+        return "They are the initial parameters: is there a gradient when the optimizer steps?"
     for description, parameters in _known(case, steps, optimizer):
         if off(got.after, parameters(), case.start(0)) < NEAR:
             return description
@@ -210,7 +215,7 @@ def _known(
     sums = {
         ranks: "They step with the sum of the ranks' gradients: divide it by their number.",
         len(steps[0][0]) if steps else 0: (
-            "They step with the sum over the microbatches: divide by how many there are."
+            "They step with the sum over the microbatches, not with the mean."
         ),
     }
     for factor, description in sums.items():
@@ -221,9 +226,14 @@ def _known(
         "Gradients of earlier steps are in every step.",
         partial(in_one_process, case, means, optimizer, piled_up=True),
     )
-    yield (
+    own_steps = (
         "They are averaged after each rank has made its own step. The optimizer does not forget "
-        "the gradients that it was given: average those, before the step.",
+        "the gradients that it was given: average those, before the step."
+    )
+    if optimizer.clip:
+        own_steps = "They step with the mean of gradients that each rank has clipped by itself."
+    yield (
+        own_steps,
         partial(averaged_after_each_step, case, steps, optimizer),
     )
     for rank in range(ranks):
@@ -235,7 +245,9 @@ def _known(
                 partial(in_one_process, case, alone, optimizer, first=first),
             )
     last = [mean([passes[-1:] for passes in step]) for step in steps]
-    yield (
-        "They step with the last microbatch of each step alone.",
-        partial(in_one_process, case, last, optimizer),
-    )
+    part = [{k: share / case.passes for k, share in weights.items()} for weights in last]
+    for weights, more in ((last, ""), (part, ", and it counts as one of several")):
+        yield (
+            f"They step with the last microbatch of each step alone{more}.",
+            partial(in_one_process, case, weights, optimizer),
+        )

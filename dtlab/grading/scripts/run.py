@@ -6,8 +6,8 @@
     {"losses", "after"}     <──────────   its losses, and its final parameters, by name
     one_process(ranks)                    the same batches, in one process: the reference
 
-A unit overrides the differences: the model, the batches of a rank, its part of a parameter, and
-what else a rank records.
+A unit's subclass overrides what differs: the model, the batches of a rank, its part of a
+parameter, and what else a rank records.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.criteria import Objection
@@ -38,8 +39,8 @@ Named = dict[str, "Tensor"]
 class TrainingRun(Case):
     """A run of `program(model, batches)` on `steps` batches of random images, by SGD with `rate`.
 
-    By default rank r has the batches of replica r and all complete parameters. `looks` says where
-    to look if copies differ, and if a parameter is wrong.
+    By default each rank has the complete parameters, and the batches of the replica with its
+    number. `looks` says where to look if copies differ, and if a parameter is wrong.
     """
 
     seed: int
@@ -96,7 +97,7 @@ class TrainingRun(Case):
         return True
 
     def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
-        """Returns the inputs of a rank in addition to the model."""
+        """Returns the inputs of a rank in addition to the model; "more" are further arguments."""
         return {"batches": [self.batch(self.replica(rank), step) for step in range(self.steps)]}
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class TrainingRun(Case):
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Calls the program, and returns the data that a rank records."""
-        losses = fn(model, iter(given["batches"]))
+        losses = fn(model, iter(given["batches"]), *given.get("more", ()))
         return {"losses": [float(loss) for loss in losses], "after": named(model)}
 
     def mistake(self, results: Sequence[Any]) -> str:
@@ -131,22 +132,44 @@ class TrainingRun(Case):
 
     def one_process(self, ranks: int) -> tuple[list[list[float]], list[Named]]:
         """Trains in one process on all batches; returns losses by replica, parameters by step."""
-        import torch
-        import torch.nn.functional as F
+        return _in_one_process(self, ranks)
 
-        model, after = self.model(), []
-        losses: list[list[float]] = [[] for _ in range(self.replica(ranks - 1) + 1)]
-        for step in range(self.steps):
-            batches = [self.batch(replica, step) for replica in range(len(losses))]
-            current = [F.cross_entropy(model(images), labels) for images, labels in batches]
-            for of_replica, loss in zip(losses, current, strict=True):
-                of_replica.append(float(loss.detach()))
-            parameters = list(model.parameters())
-            gradients = torch.autograd.grad(torch.stack(current).mean(), parameters)
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.data = parameter.data - self.rate * gradient
-            after.append(named(model))
-        return losses, after
+    def first_update(self, results: Sequence[Any], name: str, rank: int) -> tuple[float, float]:
+        """Compares a rank's update of a parameter, in a run of one step, with one process's.
+
+        Returns its size as a multiple of the right one, and its distance from it, relative.
+        """
+        _, (after, *_) = self.one_process(len(results))
+        start, right = (
+            self.part(name, whole[name], rank, len(results))
+            for whole in (named(self.model()), after)
+        )
+        assert start is not None and right is not None
+        moved, wanted = results[rank]["after"][name] - start, right - start
+        size = float((moved * wanted).sum() / wanted.square().sum())
+        return size, float((moved - wanted).norm() / wanted.norm())
+
+
+@lru_cache(maxsize=16)  # several criteria of a check need it
+def _in_one_process(case: TrainingRun, ranks: int) -> tuple[list[list[float]], list[Named]]:
+    import torch
+    import torch.nn.functional as F
+
+    model, after, threads = case.model(), [], torch.get_num_threads()
+    losses: list[list[float]] = [[] for _ in range(case.replica(ranks - 1) + 1)]
+    torch.set_num_threads(1)  # the model is small: more threads wait for each other
+    for step in range(case.steps):
+        batches = [case.batch(replica, step) for replica in range(len(losses))]
+        current = [F.cross_entropy(model(images), labels) for images, labels in batches]
+        for of_replica, loss in zip(losses, current, strict=True):
+            of_replica.append(float(loss.detach()))
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(torch.stack(current).mean(), parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.data = parameter.data - case.rate * gradient
+        after.append(named(model))
+    torch.set_num_threads(threads)
+    return losses, after
 
 
 def fill(model: nn.Module, row: Tensor) -> nn.Module:
@@ -181,7 +204,7 @@ def events_of(observation: Observation, *names: str, rank: int = 0) -> list[Even
 # Objections -------------------------------------------------------------------------------------
 
 
-def copies_differ(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+def copies_differ(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
     """Objects if ranks with a complete parameter do not have the same values."""
     for name, whole in named(case.model()).items():
         parts = [case.part(name, whole, rank, len(results)) for rank in range(len(results))]
@@ -201,9 +224,9 @@ def copies_differ(case: TrainingRun, results: Sequence[Any], one: Observation) -
 
 
 def other_losses(near: float) -> Objection:
-    """Returns an objection to losses that differ from one process's by a share above `near`."""
+    """Returns an objection to losses whose relative difference to one process is above `near`."""
 
-    def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+    def objection(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
         wanted, _ = case.one_process(len(results))
         for rank, result in enumerate(results):
             got, expected = result["losses"], wanted[case.replica(rank)]
@@ -218,7 +241,7 @@ def other_losses(near: float) -> Objection:
     return objection
 
 
-def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+def other_parameters(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
     """Objects if the final parameters are not those of one process."""
     _, after = case.one_process(len(results))
     for name, whole in after[-1].items():
@@ -232,11 +255,11 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], one: Observation
 def other_steps(near: float) -> Objection:
     """Returns an objection to final parameters that differ from those of one process.
 
-    Allowed is a difference of `near` times the distance that the parameters of one process moved.
+    A difference of `near` times the distance that the parameters of one process moved is allowed.
     Use it for programs in low precision, whose losses say little about the optimizer's steps.
     """
 
-    def objection(case: TrainingRun, results: Sequence[Any], one: Observation) -> str:
+    def objection(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
         start, (_, after) = named(case.model()), case.one_process(len(results))
         for rank, seen in enumerate(results):
             off = moved = 0.0

@@ -1,8 +1,8 @@
 """Delivery of emulated messages: completes operations at their emulated time.
 
-In Python, a hook on `Work.wait` sleeps until then (interconnect.py). In C++, DDP's reducer and
-functional collectives wait for the future of a Work, and cannot be hooked. So an asynchronous
-collective returns a Work made here, whose future a thread sets at the right time.
+In Python, a hook on `Work.wait` sleeps until that time (interconnect.py). In C++, DDP's reducer
+and functional collectives wait for the future of a Work, and cannot be hooked. So an asynchronous
+collective returns a Work that is created here. A thread completes its future at that time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dtlab.ranks.emulate.ports import Ports
 __all__ = ["POLL", "Clock", "Deliveries", "Due"]
 
 POLL = 300_000  # nanoseconds between two checks of operations that cannot notify
-MOST_FORGIVEN = 5_000_000  # nanoseconds of calls into the backend, between two waits
+MOST_EXCLUDED = 5_000_000  # nanoseconds of calls into the backend, between two waits
 _now = time.perf_counter_ns  # as in ports.py, CLOCK_MONOTONIC
 
 
 @dataclass(eq=False)
 class Due:
-    """An operation that has been posted and not yet waited for.
+    """An operation that has been posted, and for which the caller has not waited yet.
 
     `work` is the Work that the caller has, `real` the Work of the backend. They differ for an
     asynchronous collective, whose caller may wait in C++ or check whether it is complete.
@@ -46,19 +46,19 @@ class Due:
 
 
 class Clock(threading.local):
-    """The emulated time of a thread: real time minus the delays that it should not have had."""
+    """The emulated time of a thread: real time without the delays that emulation itself adds."""
 
     def __init__(self) -> None:
         self._late = 0  # nanoseconds by which the last sleep was too long
-        self._forgiven = 0  # nanoseconds of calls into the backend since the last wait
+        self._excluded = 0  # nanoseconds of calls into the backend since the last wait
 
     def now(self) -> int:
         """Nanoseconds, never ahead of the real clock."""
-        return _now() - self._late - self._forgiven
+        return _now() - self._late - self._excluded
 
-    def forgive(self, spent: int) -> None:
+    def exclude(self, spent: int) -> None:
         """Do not count `spent` nanoseconds, which a call into the backend took."""
-        self._forgiven = min(self._forgiven + spent, MOST_FORGIVEN)
+        self._excluded = min(self._excluded + spent, MOST_EXCLUDED)
 
     def sleep_until(self, end: int) -> None:
         """Sleep until the real clock reaches `end`, and set this clock to `end`."""
@@ -68,11 +68,11 @@ class Clock(threading.local):
                 time.sleep((end - now) * 1e-9)
                 now = _now()
             behind = now - end
-        self._late, self._forgiven = min(behind, max(0, now - end)), 0
+        self._late, self._excluded = min(behind, max(0, now - end)), 0
 
 
 class Deliveries:
-    """Completes asynchronous collectives at their emulated time, and reports to `on_delivery`."""
+    """Completes asynchronous collectives at their emulated time, and calls `on_delivery`."""
 
     def __init__(self, ports: Ports, on_delivery: Callable[[Any], None]) -> None:
         self._ports = ports
@@ -84,8 +84,8 @@ class Deliveries:
         self._thread: threading.Thread | None = None
 
     def replace(self, due: Due) -> Any:
-        """Create a Work that replaces the real one; returns it boxed, as operators return it."""
-        make: Any = torch._C._distributed_c10d  # not all of it is declared
+        """Create a Work that replaces the real one, and return it boxed, as operators do."""
+        make: Any = torch._C._distributed_c10d  # has no complete type stubs
         due.future = torch.futures.Future()
         due.work = make._create_work_from_future(due.future)
         return due.work.boxed()
@@ -125,7 +125,7 @@ class Deliveries:
                     self._news.wait(wait * 1e-9)
 
     def _look(self, due: Due) -> int:
-        """Deliver an operation if it is due; returns the nanoseconds until the next check."""
+        """Deliver an operation if it is due; return the nanoseconds until the next check."""
         if not due.lock.acquire(blocking=False):
             return POLL  # another thread waits for it, and will deliver it
         try:

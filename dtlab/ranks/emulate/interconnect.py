@@ -1,4 +1,4 @@
-"""The emulated interconnect on a rank: delays operations until emulated links would deliver.
+"""The emulated interconnect on a rank: makes operations take as long as on the emulated links.
 
     dist.all_reduce ──► recorder's kernel ──► carrier: posts it to the ports ──► gloo, for real
                                                            │                          │
@@ -46,7 +46,8 @@ class Wire:
         self._groups: dict[Any, tuple[int, tuple[int, ...]]] = {}
         self._routes: dict[tuple[str, int, int], tuple[Route, list[int]]] = {}
         self._counts: Counter[tuple[int, ...]] = Counter()  # operations by group, or channel
-        self._any_source: Counter[tuple[int, int]] = Counter()  # open ones, by group and tag
+        # Receives from any source that are not complete, by group and tag.
+        self._any_source: Counter[tuple[int, int]] = Counter()
         self._due: dict[int, Due] = {}  # by the id of its Work
         self._clock = Clock()
         self._deliveries = Deliveries(ports, self._delivered)
@@ -75,7 +76,7 @@ class Wire:
             if boxed is None:  # no Work, so the caller has waited
                 self._clock.sleep_until(self._end(due))
                 return result
-            self._clock.forgive(_now() - begun)
+            self._clock.exclude(_now() - begun)
             due.work = due.real = self._unbox(boxed)
             if async_at is None or not (len(args) <= async_at or args[async_at]):
                 self._due[id(due.work)] = due
@@ -90,8 +91,8 @@ class Wire:
     def _post_message(self, operator: Operator, args: tuple[Any, ...]) -> Due:
         """Post a send or a receive. The k-th send on a channel matches the k-th receive.
 
-        The channel of a receive from any source is known only when it is complete. Until then it
-        is also unknown which message a receive gets that competes with it.
+        The channel of a receive from any source is known only when the receive is complete. Until
+        then, it is also unknown which messages other receives with the same group and tag get.
         """
         posted = self._clock.now()
         group, members = self._group(args[operator.group])
@@ -124,7 +125,7 @@ class Wire:
         return Due(key, (group,), posted)
 
     def _next(self, channel: tuple[int, ...]) -> int:
-        """The key of the next operation on a channel, which is the same on all its ranks."""
+        """The key of a channel's next operation; all ranks of the channel get the same key."""
         self._counts[channel] += 1
         return _key(*channel, self._counts[channel])
 
@@ -198,7 +199,7 @@ class Wire:
             due.key = self._next((*inbox, src, dst))
             end = self._ports.message(due.key, src, dst, size, due.posted)
         if end is None:
-            # The other rank has not posted its end under this key, but the message has arrived.
+            # The other rank has not posted its side under this key, but the message has arrived.
             end = self._ports.message(due.key, src, dst, size, self._clock.now())
         return end or 0
 

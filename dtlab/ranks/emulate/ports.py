@@ -4,11 +4,11 @@
     rank 0  inter out ─►│switches│──► inter in   rank 1    carries one message at a time
                         └────────┘
 
-A message of b bytes through a link of latency a and bandwidth B needs b/B of time in which both
-its ports are free. It uses the first free time after both ends are posted, in several pieces if
-necessary, and arrives a after the last piece. A collective starts when all members have posted
-it, the previous collective of its group has ended, and the ports of its messages have no later
-use. It occupies these ports until it ends (predict/built_in.py gives the duration).
+A message occupies its two ports for size / bandwidth. It uses the first time, after both ranks
+have posted it, in which both ports are free, in several pieces if necessary. It arrives one
+latency after the last piece. A collective starts when all members have posted it, the previous
+collective of its group has ended, and the ports of its messages are free from then on. It
+occupies these ports until it ends (predict/built_in.py gives the duration).
 
 The memory is anonymous and is created before the ranks are forked. All times are nanoseconds of
 CLOCK_MONOTONIC, which all processes of a machine share.
@@ -37,8 +37,8 @@ _ENTRIES = 1 << 16
 _MOST = _ENTRIES // 2  # so that lookups stay fast
 _QUIET_AT, _COUNT_AT, _PORTS_AT = 0, 1, 2  # words before the table
 _PORTS = 4  # per rank
-_INTERVALS = 31  # per port: how many intervals, then when each begins and ends
-_PORT = 1 + 2 * _INTERVALS  # words
+_INTERVALS = 31  # busy intervals that are stored of a port
+_PORT = 1 + 2 * _INTERVALS  # words: the number of intervals, then begin and end of each
 _OLD = 200_000_000  # nanoseconds; no rank posts so late that an older interval matters
 _NEVER = 1 << 62
 _INTRA, _INTER, _OUT, _IN = 0, 2, 0, 1
@@ -58,11 +58,14 @@ class Ports:
         self._nanoseconds = cluster.slowdown * 1e9
 
     def busy_until(self) -> int:
-        """The end of the last operation that all its ranks have posted so far, in nanoseconds."""
+        """The latest end of an operation that all its ranks have posted, in nanoseconds."""
         return self._words[_QUIET_AT]
 
     def end(self, key: int) -> int | None:
-        """The end of an operation: 0 if it is long over, None if not all ranks have posted it."""
+        """The end of an operation; 0 if it is no longer in the table, None if it is not known.
+
+        The end is known when all ranks of the operation have posted it.
+        """
         with self._lock:
             at = self._find(key)
             if self._words[at + _KEY] == 0:
@@ -70,10 +73,10 @@ class Ports:
             return self._words[at + _END] or None
 
     def message(self, key: int, src: int, dst: int, nbytes: int, posted: int) -> int | None:
-        """Post one end of a message; returns its arrival time, None until both ends are posted.
+        """Post a send or its receive; return the arrival time, None until both are posted.
 
-        `key` is the same for both ends and for no other message. Once both have been posted,
-        posting again changes nothing.
+        `key` is the same for the send and its receive, and for no other message. Once both have
+        been posted, posting again changes nothing.
         """
         link = self.cluster.link(src, dst)
         ports = self.ports_between(src, dst)
@@ -91,7 +94,7 @@ class Ports:
     def collective(
         self, key: int, group: int, route: Route, ports: Sequence[int], nbytes: int, posted: int
     ) -> int | None:
-        """Post one member's part of a collective; returns its end, None until all have posted.
+        """Post one member's part of a collective; return its end, None until all have posted.
 
         `key` is the same for all members and for no other operation. `group` is the key of all
         collectives of the group. `ports` is the result of `ports_on` for the route's pairs.
@@ -138,7 +141,7 @@ class Ports:
         return list(zip(words[::2], words[1::2], strict=True))
 
     def _transfer(self, ports: Sequence[int], start: int, needed: int) -> int:
-        """Occupy the first `needed` nanoseconds in which all ports are free; returns their end."""
+        """Occupy the first `needed` nanoseconds in which all ports are free; return their end."""
         pieces, at = [], start
         taken = heapq.merge(*(self._taken(port) for port in ports), [(_NEVER, _NEVER)])
         for begin, end in taken:
@@ -170,7 +173,7 @@ class Ports:
     # ------------------------------------------------------------------ the table, under the lock
 
     def _arrive(self, key: int, nbytes: int, posted: int) -> int:
-        """Count one posting of the operation; returns the position of its entry."""
+        """Count one posting of the operation; return the position of its entry."""
         words, at = self._words, self._find(key)
         if words[at + _KEY] == 0:
             at = self._insert(key)

@@ -33,14 +33,16 @@ def check(world_size: object, timeout: object, threads: object, memory: object) 
         whole = isinstance(value, int) and not isinstance(value, bool)
         if value is not None and (not whole or value < 1 or (most and value > most)):  # type: ignore[operator]
             limits = f"from 1 to {most}" if most else "of at least 1 (bytes)"
-            raise LaunchError(f"{name} is a whole number {limits}, not {value!r}.")
+            raise LaunchError(f"{name} must be a whole number {limits}, not {value!r}.")
     check_timeout(timeout)
 
 
 def check_timeout(timeout: object) -> None:
     """Raise LaunchError if `timeout` is neither None nor a number above 0."""
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
-        raise LaunchError(f"timeout is a number of seconds above 0, or None, not {timeout!r}.")
+        raise LaunchError(
+            f"timeout must be a number of seconds above 0, or None, not {timeout!r}."
+        )
 
 
 def spec_for(
@@ -53,7 +55,10 @@ def spec_for(
     memory_limit: int | None,
     cluster: Cluster | None,
 ) -> Spec:
-    """The `Spec` for the arguments of `launch`; also starts the server."""
+    """Return the `Spec` for the arguments of `launch`, and start the server.
+
+    Raises LaunchError if ranks cannot be started with these arguments.
+    """
     if cluster is not None:
         world_size, backend = _on_cluster(cluster, world_size, backend)
     if system.WINDOWS:
@@ -83,9 +88,12 @@ def surroundings() -> dict[str, Any]:
 
 
 def _on_cluster(cluster: object, world_size: int | None, backend: str | None) -> tuple[int, str]:
-    """The number of ranks to launch on an emulated cluster, and their backend."""
+    """The number of ranks to launch on an emulated cluster, and their backend.
+
+    Raises LaunchError if `cluster` is not a Cluster, or does not fit the other arguments.
+    """
     if not isinstance(cluster, Cluster):
-        raise LaunchError(f"cluster is a dtlab.Cluster, or None, not {cluster!r}.")
+        raise LaunchError(f"cluster must be a dtlab.Cluster, or None, not {cluster!r}.")
     if backend not in (None, "gloo"):
         raise LaunchError(
             f"cluster= emulates links between processes on the CPU, but backend={backend!r} uses "
@@ -114,12 +122,12 @@ def choose_backend(backend: str | None, world_size: int) -> str:
         )
     if "nccl" in backend and _gpu_count() < world_size:
         each = "the one rank" if world_size == 1 else f"each of the {world_size} ranks"
+        count = _gpu_count()
+        there = f"there are {count}" if count > 1 else f"there is {count or 'none'}"
+        advice = f"Use world_size={count}, or backend='gloo' on the CPU."
         raise LaunchError(
-            f"backend={backend!r} needs a GPU for {each}; there are "
-            f"{_gpu_count()}. Use world_size={_gpu_count()}, or backend='gloo' on the CPU."
-            if _gpu_count()
-            else f"backend={backend!r} needs a GPU for {each}; there is "
-            "none. Use backend='gloo', which runs on the CPU."
+            f"backend={backend!r} needs a GPU for {each}; {there}. "
+            + (advice if count else "Use backend='gloo', which runs on the CPU.")
         )
     return backend
 

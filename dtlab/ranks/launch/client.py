@@ -34,7 +34,7 @@ FIRST_LAUNCH = "The first launch imports PyTorch; later launches start at once"
 START_LIMIT = 120.0  # seconds that the server may take to import torch
 SEALED_FRAME = 256 * 2**20  # bytes: limit of one message of a rank that is not trusted
 NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
-STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch are gone
+STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch have ended
 
 
 class Door(Protocol):
@@ -89,7 +89,10 @@ class Server:
             self._socket, self._owner, self._ready = sock, os.getpid(), True
 
     def request(self, kind: bytes, fds: list[int]) -> None:
-        """Send the file descriptors of a launch to the server; restarts it if it has ended."""
+        """Send a request with its file descriptors to the server; restart it if it has ended.
+
+        Raises LaunchError if the server does not start.
+        """
         with self._lock:
             for last_try in (False, True):
                 sock = self._start_if_needed()
@@ -221,7 +224,7 @@ class Conversation:
         self.pipes: dict[int, tuple[int, Stream]] = {}
 
     def run(self) -> Collected:
-        """Run the launch; returns when the ranks have ended or are about to exit."""
+        """Run the launch; return when the ranks have ended or are about to exit."""
         first = system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
         with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
             return self._run()
@@ -263,7 +266,7 @@ class Conversation:
                 packed.send(channel, protocol.INPUT)
 
     def _open_ends(self) -> list[int]:
-        """Open a channel and two pipes per rank; keeps this side, returns the ranks' side."""
+        """Open a channel and two pipes per rank; keep this side, and return the ranks' side."""
         theirs = []
         for rank in range(self.spec.world_size):
             channel, far = socket.socketpair()

@@ -1,8 +1,8 @@
 """Reservation of GPUs on a node that several learners share.
 
 A reservation is a bound abstract socket of Linux, whose name only one process at a time can bind.
-It leaves no file, and is free as soon as its process has ended for any reason. If too few GPUs are
-free, the launch waits and prints a message. GPU use outside dtlab is not considered.
+It leaves no file, and ends with its process, however that ends. If too few GPUs are free, the
+launch waits and prints a message. GPU use outside dtlab is not considered.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LISTED = re.compile(r"^(?P<indent>\s*)(?:GPU|MIG) .*\(UUID: (?P<uuid>[^)]+)\)")
 
 _lock = threading.Lock()
 _held: dict[str, socket.socket] = {}  # reservations of this process
-_uses: Counter[str] = Counter()  # how many of its launches and sessions use each
+_uses: Counter[str] = Counter()  # how many launches and sessions of this process use each GPU
 
 
 @contextlib.contextmanager
 def reserved(spec: Spec) -> Iterator[Spec]:
-    """Reserve one GPU per rank for the context; yields the `Spec` with CUDA_VISIBLE_DEVICES set.
+    """Reserve one GPU per rank for the context; yield the `Spec` with CUDA_VISIBLE_DEVICES set.
 
     Without the NCCL backend, nothing is reserved. Raises LaunchError if there are too few GPUs.
     """
@@ -58,7 +58,7 @@ def reserved(spec: Spec) -> Iterator[Spec]:
 def visible(environment: Mapping[str, str]) -> list[str] | None:
     """UUIDs of the GPUs, or of their MIG devices, that a process with this environment may use.
 
-    None if the driver does not list them.
+    Returns None if the driver does not list the GPUs.
     """
     node = _listed()
     return None if node is None else _visible(environment, node)
@@ -103,7 +103,7 @@ def _chosen(wish: str, cards: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
-    """Reserve `count` of the GPUs; waits until so many are free."""
+    """Wait until `count` of the GPUs are free, and reserve them. Raises LaunchError."""
     if len(cards) < count:
         raise LaunchError(
             f"{count} ranks need a GPU each, but {VISIBLE} names {len(cards)} existing GPUs: "
@@ -131,7 +131,7 @@ def _take(cards: Sequence[str], count: int, queue_of_node: str) -> list[str]:
 
 
 def _try(cards: Sequence[str], count: int) -> tuple[list[str], int]:
-    """Reserve `count` GPUs, unused ones first; returns them and `count`.
+    """Reserve `count` GPUs, unused ones first; return them and `count`.
 
     If fewer are free, it reserves none, and returns an empty list and the number that is free.
     """

@@ -20,9 +20,9 @@ __all__ = ["InitCalls"]
 class InitCalls:
     """Replaces `dist.init_process_group` in a rank.
 
-    It is installed before the learner's function is unpickled, because that may refer to it. Once
-    the rank has joined its group, `store` is the group's store. `init(rank, spec, store)` creates
-    the default group with a store that no other group has used.
+    It is installed before the learner's function is unpickled, because the function may refer to
+    `init_process_group`. Once the rank has joined its group, `store` is the group's store.
+    `init(rank, spec, store)` creates the default group with a store that no other group has used.
     """
 
     store: Any
@@ -43,7 +43,7 @@ class InitCalls:
         *args: Any,
         **named: Any,
     ) -> None:
-        """Act as `dist.init_process_group`. Raises ValueError unless the group is the same."""
+        """Act as `dist.init_process_group`. Raises ValueError if it describes another group."""
         self._refuse_another(backend, world_size, rank)
         self._calls += 1
         if not dist.is_initialized():

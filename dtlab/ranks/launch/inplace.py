@@ -40,7 +40,11 @@ def run(
     begun: float,
     cluster: Cluster | None = None,
 ) -> dict[str, Any]:
-    """Run `fn(*args)` here and return the fields of `Run`. All ranks return, or all raise."""
+    """Run `fn(*args)` here and return the fields of `Run`.
+
+    Raises RankError on all ranks if `fn` raises on one of them, and LaunchError if `world_size` or
+    `cluster` does not fit these ranks.
+    """
     import torch
     import torch.distributed as dist
 
@@ -49,7 +53,7 @@ def run(
         raise LaunchError(
             "cluster= emulates links between ranks that launch starts itself, but this process is "
             f"one of {os.environ['WORLD_SIZE']} ranks that were started already (WORLD_SIZE is "
-            "set). Leave cluster out: these ranks use the links that they have."
+            "set). Leave cluster out: these ranks communicate over real links."
         )
     backend = _join(backend)
     torch.manual_seed(seed)
@@ -59,7 +63,7 @@ def run(
     with contextlib.redirect_stdout(printed):
         try:
             value = fn(*args)
-        except BaseException as error:  # noqa: BLE001  the other ranks must learn of it before it is raised
+        except BaseException as error:  # noqa: BLE001  sent to the other ranks before it is raised
             failure = error
     records = recorder.stop() if recorder else None
     wire = traffic.total([os.getpid()])[0] if traffic else None
@@ -89,7 +93,7 @@ def _check_world_size(world_size: int | None) -> None:
 
 
 def _join(backend: str | None) -> str:
-    """Initialise the process group, unless the learner has done so; returns its backend."""
+    """Initialise the process group, unless the learner has done so; return its backend."""
     import torch
     import torch.distributed as dist
 

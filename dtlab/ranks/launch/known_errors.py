@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from traceback import walk_tb
 
 from torch.nn.parallel import DistributedDataParallel
@@ -13,11 +13,11 @@ _UNUSED = re.compile(
     r"(\s+In addition, .*?as part of this error)?",
     re.DOTALL,
 )
-_SENTENCES = (
+_SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
         r"Global rank \1 is not part of the group. dst= and src= take global ranks, also with "
-        "group=; group_dst= and group_src= take numbers in the group, as dist.get_rank(group).",
+        "group=; group_dst= and group_src= take numbers in the group, from dist.get_rank(group).",
     ),
     (
         re.compile(r"Invalid function argument\. Expected parameter `(\w+)` of type (\S+)\s+"
@@ -39,10 +39,20 @@ _SENTENCES = (
         "a rank sends to itself. A message needs two ranks; with one, send nothing.",
     ),
     (
+        re.compile(r"\w*Error: \[enforce fail at \S*\] .*?you tried to allocate (\d+) bytes\. "
+                   r"Error code 12 \(Cannot allocate memory\)", re.DOTALL),
+        lambda match: f"this line asks for {int(match[1]):,} bytes more",
+    ),
+    (  # of NumPy
+        re.compile(r"\S*MemoryError: Unable to allocate (\S+ \S+) for an array.*", re.DOTALL),
+        r"this line asks for \1 more",
+    ),
+    (re.compile(r"^MemoryError$"), "this line asks for more than is left"),
+    (
         re.compile(r"\S*\[\w+ [\d:.]+ ProcessGroupGloo\S+ Check failed: outputShape\[0\] \* "
                    r"worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)\.\s*"),
         r"the input of reduce_scatter must have world_size times as many rows as the output: "
-        r"it has \2, and the output asks for \1.",
+        r"it has \2, and the output requires \1.",
     ),
 )  # fmt: skip
 
@@ -55,7 +65,10 @@ def in_words(error: BaseException, text: str) -> str:
 
 
 def _unused(error: BaseException, indices: Sequence[int]) -> str:
-    """Names the parameters that DDP got no gradient for; without its module, their numbers."""
+    """The message for parameters without a gradient: their names, or numbers if DDP is not found.
+
+    `indices` are the numbers of the parameters among those that require a gradient.
+    """
     wrapped = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     ddp = next((each for each in wrapped if isinstance(each, DistributedDataParallel)), None)
     names = []

@@ -56,6 +56,7 @@ class Run:
     stderr: list[str] = field(default_factory=list, repr=False)
     cluster: Cluster | None = None  # the cluster whose links were emulated
     resident: list[list[int | None]] = field(default_factory=list, repr=False)  # bytes
+    warnings: list[str] = field(default_factory=list, repr=False)  # as `launch` has printed them
 
     @property
     def world_size(self) -> int:
@@ -141,10 +142,10 @@ def launch(
         )
         call, output = pack_call(fn, args), Output(spec.world_size)
         with reservations.reserved(spec) as spec:
-            run, warnings = _carry_out(client.Conversation(spec, call, output), begun)
+            run = _carry_out(client.Conversation(spec, call, output), begun)
     except KeyboardInterrupt:
         raise Interrupted("the launch was stopped; its ranks have ended.") from None
-    for warning in warnings:
+    for warning in run.warnings:
         print(warning)
     return run
 
@@ -158,9 +159,9 @@ def launch_sealed(
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
 ) -> Run:
-    """Run `fn(*args, inputs[rank])` on ranks in the sandbox `door`, whose code is not trusted.
+    """Run `fn(*args, inputs[rank])` on ranks in the sandbox `door`.
 
-    `fn` comes from the caller, but it may unpickle and call untrusted code. Each rank receives
+    `fn` itself is trusted, but it may unpickle and call untrusted code. Each rank receives
     only its own input. Return values come back as plain data, and printed text is dropped. Raises
     the errors of `launch`.
     """
@@ -185,7 +186,7 @@ def launch_sealed(
         packed = [pack(value) for value in inputs]
         call = pack_call(fn, args)
         try:
-            run, _ = _carry_out(SealedConversation(spec, call, output, packed, door), begun)
+            run = _carry_out(SealedConversation(spec, call, output, packed, door), begun)
         except DtlabError:
             raise
         except Exception as error:  # untrusted results that the checks did not foresee
@@ -193,19 +194,17 @@ def launch_sealed(
     return run
 
 
-def _carry_out(conversation: client.Conversation, begun: float) -> tuple[Run, list[str]]:
-    """Run a launch; its `Run` and the texts of warnings. Raises the launch's error."""
+def _carry_out(conversation: client.Conversation, begun: float) -> Run:
+    """Run a launch and return its `Run`. Raises the launch's error."""
     return run_of(conversation.run(), conversation.spec, conversation.output, begun)
 
 
-def run_of(
-    collected: client.Collected, spec: Spec, output: Output, begun: float
-) -> tuple[Run, list[str]]:
-    """The `Run` of the collected results, and the texts of warnings. Raises the launch's error."""
+def run_of(collected: client.Collected, spec: Spec, output: Output, begun: float) -> Run:
+    """The `Run` of the collected results. Raises the launch's error."""
     error = explain.error_of(collected, spec, output.kept("out"), output.kept("err"))
     if error is not None:
         raise error
-    run = Run(
+    return Run(
         values=collected.values,
         stdout=output.kept("out"),
         trace=_trace(collected, spec.cluster) if spec.trace else None,
@@ -214,8 +213,8 @@ def run_of(
         stderr=output.kept("err"),
         cluster=spec.cluster,
         resident=collected.outcome.resident if collected.outcome else [],
+        warnings=explain.warnings_of(collected),
     )
-    return run, explain.warnings_of(collected)
 
 
 def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:

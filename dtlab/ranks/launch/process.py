@@ -46,7 +46,8 @@ THREAD_STACKS = 64 * 2**20  # bytes added to the memory limit, for stacks of hel
 
 
 class Ends(NamedTuple):
-    """A rank's ends of the sockets, pipes and shared memory that it has with other processes."""
+    """A rank's ends of the sockets and pipes to other processes, and the memory shared with them.
+    """
 
     notebook: list[int]  # descriptors: the channel for results, stdout, stderr
     status: socket.socket  # to the supervisor, for letters
@@ -89,7 +90,7 @@ def run_rank(
             _take_part(rank, spec, call, ends, outcome)
         except BaseException as error:  # noqa: BLE001  an error of dtlab, for instance while joining the group
             outcome.failure = describe(error)
-            outcome.recorder = None  # it may be what failed
+            outcome.recorder = None  # the recorder may have raised the error
             outcome.deliver()
         ends.status.recv(1)  # LEAVE: peers may still need this rank's connections
         code = 0
@@ -208,7 +209,7 @@ def _close_all_but(keep: set[int]) -> None:
 
 
 def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: int) -> None:
-    """Undo the settings of the supervisor, and take over environment and paths of the notebook."""
+    """Undo the supervisor's settings, and set the notebook's environment and import paths."""
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
@@ -259,7 +260,7 @@ def _rank_environment(rank: int, spec: Spec) -> dict[str, str]:
 def fill_main(function: Any) -> None:
     """Copy the notebook's names into `__main__` of this process.
 
-    When ranks exchange objects of a class that a cell defines, pickle looks it up there by name.
+    When ranks exchange objects of a class that a cell defines, pickle looks up the class there.
     """
     main = sys.modules["__main__"]
     names = getattr(function, "__globals__", {})

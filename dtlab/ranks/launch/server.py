@@ -5,7 +5,8 @@ server has one thread and no CUDA context, and runs no code of the learner. For 
 forks a supervisor and passes it the file descriptors that came with the request. For a grader it
 forks a warden (warden.py), which serves in the same way inside the sandbox.
 
-It ends when its kernel ends (its socket closes, or its parent changes), or after ten idle minutes.
+The server ends after ten idle minutes, or when its kernel ends: the socket closes, or the server's
+parent changes.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from dtlab.ranks.sandbox.walls import Walls
 
 IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
-SHORT_LIMIT, SHORT = 30.0, 0.1  # this limit instead, if less than this share of memory is free
+SHORT_LIMIT, SHORT = 30.0, 0.1  # the same limit if less than this fraction of memory is free
 CHECK_PARENT_EVERY = 0.5  # seconds
 QUIET = 0.3  # seconds without a request after which chores are done
-MANY = 4  # requests after which memory is tidied even without a quiet moment
-A_MOMENT = 100  # milliseconds that a request then waits for the ranks of the launch before to end
+MANY = 4  # requests after which memory is tidied even if the server is not idle
+A_MOMENT = 100  # milliseconds that such a request waits for the last launch's ranks to end
 
 # Prefixes of the environment variables that a grader's server keeps.
 KEPT = ("PATH", "HOME", "LANG", "LC_", "TMPDIR", "LD_LIBRARY_PATH", "PYTHON", "VIRTUAL_ENV",
@@ -106,7 +107,10 @@ def _silence() -> None:
 
 
 class _Chores:
-    """Work that the server does while it is idle, one piece at a time."""
+    """Work that the server does while it is idle, one piece at a time.
+
+    It imports modules, and "tidies" memory: moves it to huge pages, so that forks take less time.
+    """
 
     def __init__(self, modules: Sequence[str], tidies: bool) -> None:
         self.modules = list(modules)  # to import
@@ -137,7 +141,7 @@ class _Chores:
     def had_better_wait(self) -> bool:
         """Whether to wait a millisecond before the next request, so that memory can be tidied.
 
-        Pages that ranks of the last launch still share cannot be tidied.
+        Pages that the last launch's ranks still share with the server cannot be moved.
         """
         if self.tidy or self.requests < MANY or self._waited >= A_MOMENT:
             return False
@@ -145,7 +149,7 @@ class _Chores:
         return True
 
     def note_request(self) -> None:
-        """Count a request; tidies memory if launches come too fast for a quiet moment."""
+        """Count a request; tidies memory if the server has not been idle for many requests."""
         self.requests += 1
         if self.requests > MANY and not self.tidy:
             self._tidy()
@@ -195,7 +199,7 @@ def _long_enough(idle: float) -> bool:
 def _import(names: Sequence[str]) -> None:
     """Import modules for the ranks of later launches."""
     for name in names:
-        # Ranks will report the error better, and the file may be half written.
+        # The file may be half written now. If the error persists, the ranks report it better.
         with contextlib.suppress(ImportError, SyntaxError):
             importlib.import_module(name)
     gc.collect()
@@ -207,7 +211,7 @@ def _answer(sock: socket.socket, walls: Walls | None, chores: _Chores) -> set[in
     kind, fds = receive_request(sock)
     if kind == protocol.MODULES:
         names = b"".join(_read(fd) for fd in fds).decode().split()
-        if walls is None:  # behind walls, a learner's code may request it
+        if walls is None:  # in a sandbox, a learner's code can send this request
             chores.have([name for name in names if name.startswith("dtlab.")])
         return set()
     pid = os.fork()

@@ -61,7 +61,7 @@ class Supervisor:
         self.control = control
         self.ranks: list[Rank] = []
         self.begun = False
-        self.stopped = False  # the notebook has requested it
+        self.stopped = False  # whether the notebook has sent STOP
         self.failed: list[int] = []
         self.failed_at: float | None = None
         self.deadline: float | None = None
@@ -169,7 +169,7 @@ class Supervisor:
                 return "timeout"
 
     def _waits_on(self) -> bool:
-        """Whether graded ranks get more time, because they had to wait for a CPU."""
+        """Whether graded ranks get more time because they waited for a CPU; moves the deadline."""
         left = self.waiting.left if self.waiting is not None else 0.0
         self.deadline = time.monotonic() + max(left, LOOK_EVERY)
         return left > 0
@@ -208,7 +208,8 @@ class Supervisor:
         """Start the time limit for sending results, once every function has returned."""
         if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
             self.delivering = True
-            if self.deadline is not None and not self.spec.sealed:  # a graded rank may lie
+            # A graded rank could send RETURNED too early, to get more time.
+            if self.deadline is not None and not self.spec.sealed:
                 self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
 
     def _others_done(self) -> bool:

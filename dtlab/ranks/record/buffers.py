@@ -1,17 +1,18 @@
 """Notes tensors that are touched before the rank has waited for the operation that uses them.
 
     work = dist.irecv(x, 0)     x is in use: its class becomes a subclass of torch.Tensor
-    y = x + 1                   the subclass sees the call: x is read too early, in this line
+    y = x + 1                   `__torch_function__` runs: x is read too early, in this line
     work.wait()                 x has its old class again
 
-The subclass sees every function that gets the same Python object, or a view made from it while it
-is in use. A change through another view raises the tensor's version, which all views share. A
-change by NumPy shows only in the bytes of a tensor that is sent.
+`__torch_function__` runs for every function that takes this Python object, or a view that is made
+from it while it is in use. A change through another view raises the tensor's version, which all
+views share. NumPy does not raise the version. Its changes are found only in a tensor that is sent,
+by comparing bytes.
 
-Watched are CPU tensors of operations that the learner's own code calls in the main thread; of a
-call in a loop the first 100, after which the loop runs as fast as without. Whether a touch is a
-mistake is decided afterwards, from the records of all ranks (watch/early.py): the rank may know
-from another message that the operation is complete.
+Only CPU tensors are watched, of operations that the learner's own code calls in the main thread.
+Of a call in a loop, only the first 100 operations are watched, so that long loops run at full
+speed. Whether a touch is a mistake is decided afterwards, from the records of all ranks
+(watch/early.py): a message from another rank may imply that the operation was complete.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from dtlab.ranks.watch.locate import is_learners
 
 __all__ = ["Buffers"]
 
-MOST = 64  # operations in flight that are watched, and views of one of them
-OFTEN = 100  # calls in one place of the program after which a loop need not be watched
+MOST = 64  # limit on watched operations in flight, and on watched tensor objects of each
+OFTEN = 100  # limit on watched operations that the same call in the program issues
 _PEEK = 64  # bytes compared at either end of a tensor
 _C10D = dist.distributed_c10d.__file__
 _BETWEEN = {_C10D, dist.c10d_logger.__file__, torch.overrides.__file__, __file__}
-# gloo itself does not raise the version of a tensor in these, unless it computes an average.
+# In these operations gloo does not raise a tensor's version, unless it computes an average.
 _KEEP_VERSION = ("send", "recv", "broadcast", "all_reduce")
 _AVERAGE = dist.ReduceOp.RedOpType.__members__["AVG"].value
 _READ_WITHOUT_OPERATOR = ("tolist", "__repr__", "__format__", "__deepcopy__", "__reduce_ex__")
 # These change only the shape, and yet raise the version.
 _RESHAPE = ("as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_")
-# Methods of a Work that tell when it is complete; a program that calls them may not call `wait`.
+# Methods of a Work that show whether it is complete. After one of them, `wait` is not needed.
 _TELLING = (
     "is_completed", "is_success", "exception", "result", "synchronize", "get_future",
     "get_future_result", "block_current_stream",
@@ -56,9 +57,10 @@ _TELLING = (
 
 
 class _Use:
-    """An operation in flight and its tensors. A send only reads them: `is_send`.
+    """An operation in flight and its tensors, which a send (`is_send`) only reads.
 
-    `is_filled`: another operation in flight writes to these tensors, so that bytes may change.
+    `is_filled` is True if another operation in flight writes to these tensors, so that their bytes
+    may change.
     """
 
     __slots__ = (
@@ -76,7 +78,7 @@ class _Use:
         self.was_touched = False
         self.version = -1  # not watched
         if operator.name in _KEEP_VERSION and reduction != _AVERAGE:
-            with suppress(RuntimeError):  # it was made in inference mode
+            with suppress(RuntimeError):  # the tensor was created in inference mode
                 self.version = tensors[0]._version
         self._bytes = _peek(tensors[0]) if self.is_send and not is_filled else None
         self._spans: list[tuple[int, int]] | None = None
@@ -85,7 +87,7 @@ class _Use:
             self.add(tensor)
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Watch what happens to this object, which is a tensor of the operation or its view."""
+        """Watch the accesses to a tensor object: a tensor of the operation, or a view of one."""
         if type(tensor) in (torch.Tensor, _InUse) and len(self._handles) < MOST:
             _InUse.uses.setdefault(id(tensor), []).append(self)
             tensor.__class__ = _InUse
@@ -110,7 +112,7 @@ class _Use:
             return self._bytes is not None and self._bytes != _peek(tensor)
 
     def has(self, spans: Iterable[tuple[int, int]]) -> bool:
-        """Whether a tensor with one of these spans shares memory with those of the operation."""
+        """Whether one of these ranges of addresses overlaps the tensors of the operation."""
         if self._spans is None:
             with torch._C.DisableTorchFunctionSubclass():
                 self._spans = [_span(tensor) for tensor in self._tensors]
@@ -129,7 +131,7 @@ class Buffers:
 
     def __init__(self, line_of: Callable[[FrameType | None], tuple[str, int]]) -> None:
         self.uses: dict[int, _Use] = {}  # by the id of the Work
-        self.touches: list[Touch] = []  # with the index of the operation for its row
+        self.touches: list[Touch] = []  # `row` is the operation's index until `Journal.as_rows`
         self._line_of = line_of
         self._main = threading.main_thread().ident
         self._plain: dict[str, Any] = {}
@@ -140,7 +142,7 @@ class Buffers:
     # ------------------------------------------------------------------ hooks of the recorder
 
     def hook(self) -> None:
-        """Replace the methods of `dist.Work` that tell whether it is complete."""
+        """Replace the methods of `dist.Work` that show whether it is complete."""
         for name in filter(partial(hasattr, dist.Work), _TELLING):  # versions of torch differ
             plain = self._plain[name] = getattr(dist.Work, name)
             setattr(dist.Work, name, self._telling(name, plain))
@@ -183,7 +185,7 @@ class Buffers:
                 self.note(use, operator.name)
 
     def look(self, use: _Use) -> None:
-        """Note a change that the subclass has not seen; called before the rank waits."""
+        """Note a change that `_InUse` did not detect; called before the rank waits."""
         if not use.was_touched and use.is_changed():
             self.note(use, "changed", here=False)
 
@@ -197,10 +199,10 @@ class Buffers:
                 self.end(use)
 
     def finish(self, last: bool) -> list[Touch]:
-        """End all uses, and return all touches; `last`: no later code can wait for the Works."""
+        """End all uses and return all touches. If `last`, no later code can wait for the Works."""
         for use in list(self.uses.values()):
             self.look(use)
-            if last and not use.is_send:  # a send is only judged by what the receiver gets
+            if last and not use.is_send:  # a send is judged only by what the receiver gets
                 self.note(use, "forgotten", here=False)
             self.end(use)
         self._times.clear()
@@ -210,7 +212,7 @@ class Buffers:
     # ------------------------------------------------------------------ touches
 
     def note(self, use: _Use, kind: str, here: bool = True) -> None:
-        """Note the first touch of a use, `here` in the line that runs now."""
+        """Note the first touch of a use. If `here`, the code that runs now touches the tensor."""
         if use.was_touched:
             return
         use.was_touched = True
@@ -238,10 +240,10 @@ class Buffers:
         return tell
 
     def _is_watched(self, frame: FrameType | None) -> bool:
-        """Whether the learner's code called the operation, and not often before in this place.
+        """Whether the learner's code called the operation, at most `OFTEN` times from this place.
 
-        `send` and `recv` wait themselves for what they issue, and so do functions in C++, which
-        call no function of torch.distributed.
+        `send` and `recv` themselves wait for the operation that they issue. So do C++ functions,
+        whose operations do not pass through Python functions of torch.distributed.
         """
         innermost = frame
         while frame is not None and frame.f_code.co_filename in _BETWEEN:
@@ -274,7 +276,7 @@ class _InUse(torch.Tensor):
         uses = list(dict.fromkeys(use for t in handles for use in cls.uses.get(id(t), ())))
         for tensor in handles:
             tensor.__class__ = torch.Tensor
-        if not handles:  # they are hidden in an argument
+        if not handles:  # the tensors are inside another object
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         try:
@@ -294,7 +296,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, _InUse)
 def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: list[_Use]) -> Any:
     """Call `func`, and note what it does to the tensors of `uses`."""
     if (getattr(func, "__module__", None) or "").startswith("torch.distributed"):
-        return func(*args, **kwargs)  # `Buffers.clash` sees it
+        return func(*args, **kwargs)  # `Buffers.clash` checks this call
     outputs, name = [use for use in uses if not use.is_send], getattr(func, "__name__", "")
     if name in _RESHAPE:
         for use in uses:
@@ -322,11 +324,11 @@ def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: lis
 
 
 class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the operators that one function calls, and notes those that access `uses`."""
+    """Notes the operators, among those that one function calls, that access tensors of `uses`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: to skip it, torch would import torch._dynamo, which takes seconds."""
+        """Return False: to skip it, torch would import torch._dynamo, which takes seconds."""
         return False
 
     def __init__(self, uses: list[_Use]) -> None:
@@ -349,7 +351,7 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def _accesses(func: Any) -> list[tuple[str, str]]:
-    """Of each argument of an operator: its name, and "read", "changed", or "" if it is neither."""
+    """The name of each argument of an operator, with "read", "changed", or "" for neither."""
     name = func._schema.name.partition("::")[2]
     if (
         name.endswith("_like")
@@ -377,7 +379,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has memory of this machine, and more than no elements."""
+    """Whether a tensor is an ordinary dense CPU tensor with at least one element."""
     return (
         type(tensor) in _PLAIN
         and tensor.is_cpu
@@ -401,8 +403,9 @@ def _spans(value: Any) -> list[tuple[int, int]]:
 def _is_whole(tensor: torch.Tensor) -> bool:
     """Whether each change that raises the version of a tensor changes the tensor itself.
 
-    All views of a storage share the version, so the tensor must have all of its storage, and be
-    too large for cuts into empty parts, as `tensor_split` makes them of a few elements.
+    All views of a storage share the version, so the tensor must fill its storage. A change of an
+    empty view raises it too. `tensor_split` creates empty views of a tensor with few elements, so
+    the tensor must also be large.
     """
     size = tensor.nbytes
     return size > 2 * _PEEK and size == tensor.untyped_storage().nbytes()

@@ -72,7 +72,7 @@ def socket_counts(
 def loopback_bytes() -> int:
     """Bytes that this network namespace's loopback device has carried so far, with headers.
 
-    They include all traffic between its processes, of every protocol. Raises OSError.
+    They include all traffic between processes in the namespace, of every protocol. Raises OSError.
     """
     with open("/proc/self/net/dev") as lines:
         for line in lines:
@@ -102,7 +102,7 @@ class Closed:
                 data = memoryview(self._news.recv(1 << 16))
             except BlockingIOError:
                 break
-            except OSError:  # too many at once: the dropped ones stay uncounted
+            except OSError:  # too many messages at once: some were dropped, and stay uncounted
                 continue
             body = data[_HEADER.size :]
             sent = _sent(body, aside_ports)
@@ -178,7 +178,10 @@ def _cookie(body: memoryview) -> int:
 
 
 def _sent(body: memoryview, aside_ports: Collection[int]) -> Sent | None:
-    """`tcpi_bytes_sent` minus retransmissions; `tcpi_bytes_acked` if the kernel lacks it."""
+    """The bytes that a socket has sent, without retransmissions; None if there is no tcp_info.
+
+    These are `tcpi_bytes_acked` if the kernel does not count `tcpi_bytes_sent`.
+    """
     source, target = _PORTS.unpack_from(body, 4)
     at, aside = _MESSAGE_BYTES, source in aside_ports or target in aside_ports
     while at + _ATTRIBUTE.size <= len(body):
@@ -226,17 +229,17 @@ def hidden_bytes(loopback: int, known: int, rendezvous: int) -> int:
 
 
 class Traffic:
-    """Sums over all sockets that were ever seen, also those that were closed midway.
+    """Sums the bytes of all sockets of the ranks, including those closed during the launch.
 
     `store_port` is the port of the rendezvous store, whose traffic is not counted; None switches
-    counting off. `alone`: no other processes use this network.
+    counting off. `alone` is True if no other processes use this network.
     """
 
     def __init__(self, store_port: int | None, alone: bool = False) -> None:
         self.ignore = None if store_port is None else (store_port,)
         self.before: dict[int, dict[int, Sent]] = {}
         self.latest: dict[int, dict[int, Sent]] = {}
-        self.loopback: int | None = None  # bytes since `start`, as of `total`
+        self.loopback: int | None = None  # bytes from `start` to `total`
         self._closed = _listener() if alone and store_port is not None else None
         self._loopback_before = 0
         self._open: set[int] = set()  # sockets
@@ -264,7 +267,7 @@ class Traffic:
 
     def total(self, pids: Sequence[int]) -> list[int | None]:
         """Bytes sent by each process since `start`; None if they cannot be counted."""
-        if self._closed is not None:  # first, so that no packet is counted only here
+        if self._closed is not None:  # read before the sockets, so that these count every packet
             self.loopback = loopback_bytes() - self._loopback_before
         self.sample(pids)
         for _ in range(LOOKS):
@@ -299,7 +302,7 @@ class Traffic:
 
     @property
     def hidden(self) -> int | None:
-        """Bytes by `hidden_bytes`; None if they are not known. Call `total` first."""
+        """The result of `hidden_bytes`; None if it is not known. Call `total` first."""
         if self.loopback is None or self.ignore is None:
             return None
         since = [sent for pid in self.latest for sent in self._since(pid)]

@@ -15,8 +15,8 @@
 Every communication call goes through an operator. The dispatch key BackendSelect comes before
 every device's kernel, also under `inference_mode` and for tensors that need no gradient, and the
 hook does not affect autograd. (Autograd keys would miss inference tensors; a TorchDispatchMode
-does not see other threads.) But converting all arguments to Python objects and back takes 6
-microseconds, more than recording them.
+works in one thread only.) But converting all arguments to Python objects and back takes 6
+microseconds, longer than recording the call.
 
 The hooks on methods are a fast path for frequent calls. If the dispatcher would only call the
 backend, the hook calls the backend itself, so that the operation does not reach the operator's
@@ -39,14 +39,14 @@ from dtlab.ranks.record.completion import Ends, Pending
 from dtlab.ranks.record.journal import Journal
 from dtlab.ranks.record.operators import OPERATORS, Operator
 
-__all__ = ["BELOW", "Doors", "library", "put"]
+__all__ = ["BELOW", "CallHooks", "library", "put"]
 
 BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _CPU = torch.device("cpu")
 _now = time.perf_counter_ns
 
 
-class Doors:
+class CallHooks:
     """The hooks on operators and methods, installed from construction until `close`.
 
     Operations whose end must still be noted are put into `pending`. With a `wire`, which wraps the
@@ -122,7 +122,7 @@ class Doors:
                 raise
             boxed = result if work_at is None else result[work_at]
             work = None if boxed is None else unbox(boxed)
-            if work is None:  # complete; or, on NCCL, next on the GPU's current stream
+            if work is None:  # complete; on NCCL, the current stream waits for the operation
                 journal.block(index, start)
             else:
                 more = is_async, announced, reduction, root
@@ -192,7 +192,7 @@ class Doors:
         """A function that registers an operation so that its end will be noted."""
         pending, ends = self._pending, self._ends
         from_anybody = operator.c10d == "recv_any_source_"
-        is_collective = operator.async_op is not None  # for messages, only a wait tells the end
+        is_collective = operator.async_op is not None  # a message ends when the rank waits for it
         writes_at_root = operator.name in ("reduce", "gather")  # and nowhere else
         buffers = self._buffers
 
@@ -213,10 +213,10 @@ class Doors:
 
 
 def _ordinary() -> Callable[[Any], bool]:
-    """A function that tells whether the dispatcher would go straight to the CPU backend.
+    """A function that returns whether the dispatcher would pass a tensor only to the CPU backend.
 
-    An ordinary dense CPU tensor has one of two known sets of dispatch keys, one of them for
-    tensors created without autograd. Other tensors are lazily conjugated or negated, sparse,
+    An ordinary dense CPU tensor has one of two known sets of dispatch keys; the second is that of
+    tensors created in inference mode. Other tensors are lazily conjugated or negated, sparse,
     wrapped, or of a subclass.
     """
     keys_of = torch._C._dispatch_keys
@@ -227,7 +227,8 @@ def _ordinary() -> Callable[[Any], bool]:
     modes, is_profiling = torch._C._len_torch_dispatch_stack, torch._C._autograd._profiler_enabled
     transforms = torch._C._functorch.peek_interpreter_stack
     c10d: Any = torch._C._distributed_c10d  # has no complete type stubs
-    is_registering = c10d._allow_inflight_collective_as_graph_input  # Works, for compiled graphs
+    # Whether Works are registered for compiled graphs.
+    is_registering = c10d._allow_inflight_collective_as_graph_input
 
     def is_ordinary(tensor: Any) -> bool:
         if type(tensor) is list and len(tensor) == 1:

@@ -39,7 +39,7 @@ __all__ = ["Journal"]
 
 Ints = npt.NDArray[np.int64]
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
-# Number of the group, bytes (-1: they differ), number of the dtype, the announcer's description.
+# Number of the group, bytes (-1: measure each call), number of the dtype, announcer's description.
 _Kind = tuple[int, int, int, tuple[Any, ...]]
 _now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
 
@@ -167,7 +167,7 @@ class Journal:
             self._spans_dropped += 1
 
     def _measure(self, payload: Any) -> tuple[int, int]:
-        """Bytes of a tensor, of a list, or of the first list in a list; and the dtype's number."""
+        """Bytes of a tensor, a list, or the first list in a list; and the number of the dtype."""
         if isinstance(payload, torch.Tensor):
             payload = [payload]
         while payload and isinstance(payload[0], list):
@@ -185,8 +185,8 @@ class Journal:
     def _place(self, frame: FrameType | None) -> tuple[int, int]:
         """File number and line of the learner's innermost frame; -1 and 0 if there is none.
 
-        In a thread without such a frame, as of `Thread(target=dist.all_reduce)`, it is the line
-        that the main thread is in. Takes half a microsecond: the result for each file is cached.
+        A thread may have no such frame, as in `Thread(target=dist.all_reduce)`. Then the main
+        thread's frame is used. A call takes half a microsecond: the results for files are cached.
         """
         files = self._files
         while frame is not None:
@@ -236,7 +236,7 @@ class Journal:
         return taken
 
     def as_rows(self, touches: list[Touch]) -> list[Touch]:
-        """The touches of recorded operations, with their rows in `records` for indices."""
+        """The touches of recorded operations, whose indices are replaced by rows of `records`."""
         indices = sorted(entry[0] for entry in self._issued) if touches else []
         row_of = {index: row for row, index in enumerate(indices)}
         return [touch._replace(row=row_of[touch.row]) for touch in touches if touch.row in row_of]

@@ -11,18 +11,22 @@ __all__ = ["OPERATORS", "Operator"]
 
 
 class Operator(NamedTuple):
-    """One operator of c10d. The fields with positions are indices into its arguments.
+    """One operator of c10d, with the positions of its arguments.
 
-    `name` is the public function's name, without variants. `payload` is the tensor, or list of
-    tensors, whose size is recorded (of a list of lists, the first list). `part` means that the
-    payload is one member's share of the whole. `async_op` is the flag with which the caller
-    continues at once; the Work then tells the end of the operation. `work` is the position of the
-    Work in the result, None if the result is the Work.
-    `uneven`: members may pass different sizes.
-    `methods` are the methods of `dist.ProcessGroup` that call this operator with one or two
-    tensors and nothing else; the last is also the backend's name for it. They take the same
-    tensors at the same positions. One options object (`reduceOp`, `rootRank`, `asyncOp`) holds the
-    arguments after the group; for messages, peer and tag follow one position earlier.
+    `payload`, `group`, `async_op`, `peer`, `tag`, `reduction` and `root` are indices into the
+    operator's arguments, or None if it has no such argument.
+    `name` is the public function's name, without variants.
+    `payload` is the tensor, or list of tensors, whose size is recorded; of a list of lists, the
+    first list. `part` is True if the payload is one member's share of the whole.
+    `async_op` is the flag that lets the caller continue at once; the returned Work then shows when
+    the operation is complete.
+    `work` is the index of the Work in the result, or None if the result is the Work.
+    `uneven` is True if members may pass different sizes.
+    `methods` are the methods of `dist.ProcessGroup` that only call this operator, with one or two
+    tensors; the last name is also that of the backend's method. A method has no group argument.
+    Its tensors are at the operator's positions. A collective then takes one options object
+    (`reduceOp`, `rootRank`, `asyncOp`) for all other arguments; a message takes peer and tag, each
+    one position earlier than in the operator.
     """
 
     c10d: str

@@ -9,8 +9,8 @@
     ProcessGroupGloo / NCCL         unchanged
         |
         v
-    Work                            tells when a collective is complete (completion.py);
-                                    the hook on Work.wait tells when a thread is blocked
+    Work                            is checked until a collective is complete (completion.py);
+                                    the hook on Work.wait records when a thread is blocked
 
 Each operation and each wait is announced to the supervisor before it starts (announcer.py).
 `journal.py` stores the records; `operators.py` lists the operators.
@@ -30,7 +30,7 @@ from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.buffers import Buffers
 from dtlab.ranks.record.completion import Ends, Pending, is_completed
-from dtlab.ranks.record.interception import BELOW, Doors, library, put
+from dtlab.ranks.record.interception import BELOW, CallHooks, library, put
 from dtlab.ranks.record.journal import Journal
 from dtlab.ranks.watch.announcer import Announcer
 from dtlab.ranks.watch.locate import asked_by_learner
@@ -64,7 +64,7 @@ class Recorder:
         self.rank = rank
         self.limit = limit
         self._watch_buffers = watch_buffers
-        self.touches: list[Touch] = []  # that `take` or `stop` has found
+        self.touches: list[Touch] = []  # found by the last `take` or `stop`
         self.announcer = announcer
         self._wire = wire
         self._journal = Journal()
@@ -134,7 +134,7 @@ class _Hooks:
         journal.look = self._ends.look_now
         if wire is not None:
             wire.on_delivery = self._ends.note
-        self._doors = Doors(journal, self._pending, self._ends, wire, buffers)
+        self._calls = CallHooks(journal, self._pending, self._ends, wire, buffers)
         if buffers is not None:
             buffers.hook()
         self._functional = library("_c10d_functional")
@@ -158,7 +158,7 @@ class _Hooks:
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         for name, plain in self._plain_functions.items():
             setattr(dist.distributed_c10d, name, plain)
-        self._doors.close()
+        self._calls.close()
         self._functional._destroy()
         self._ends.stop()
         self._journal.look = None  # a reference cycle would keep groups and connections alive
@@ -257,5 +257,5 @@ class _Hooks:
         return make
 
 
-def _same_storage(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
+def _same_storage(first: torch.Tensor, second: torch.Tensor) -> bool:
+    return bool(first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr())

@@ -27,7 +27,7 @@ Absent = Mapping[str, Collection[str]]  # a module's full name: names in it that
 
 
 def take_away(absent: Absent) -> None:
-    """Make all functions of these modules raise, for good in this process and its children.
+    """Make all functions of these modules raise, permanently in this process and its children.
 
     Allowed functions stay, with the functions of their module that they use. Call this before the
     modules' files are hidden, because it imports them.

@@ -29,7 +29,7 @@ class Group:
     def make(self, memory: int, processes: int) -> None:
         """Create the group with limits on bytes and processes. Raises OSError if not allowed.
 
-        On a busy machine, all its processes together get the CPU share of one process outside.
+        On a busy machine, all processes of the group together get the CPU share of one process.
         """
         limits = {"memory": memory, "pids": processes}
         try:
@@ -60,7 +60,7 @@ class Group:
     def come_last(self, last: bool) -> None:
         """Reduce the group's share of busy CPUs to a tenth, or restore the usual share.
 
-        With the smallest share of Linux, a cell on a busy machine would make no progress.
+        With the smallest share that Linux allows, a cell on a busy machine would make no progress.
         """
         file, usual, tenth = (pair[self._unified] for pair in _SHARES)
         folder = _ROOT / ("" if self._unified else "cpu") / self.name

@@ -109,7 +109,7 @@ class Enclosure:
         return self._group.killed() > 0
 
     def close(self) -> None:
-        """End all processes in the sandbox; returns when they have ended."""
+        """End all processes in the sandbox; return when they have ended."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
             self._sock.settimeout(END_LIMIT)
@@ -142,7 +142,7 @@ class Room:
         return [{str(key): spoken(value) for key, value in item.items()} for item in outputs]
 
     def take(self, name: str) -> list[Any]:
-        """The value of a variable of the notebook in a list, which is empty if there is none.
+        """Return `[value]` for a variable of the notebook, and `[]` if it is not defined.
 
         Functions are sealed; other objects that are not plain data are `Opaque`. Raises the errors
         of `run`.

@@ -135,7 +135,7 @@ def _devices(root: str) -> None:
 
 
 def own_scratch(size: int) -> None:
-    """Mount new scratch folders, with the code that ranks need at its old paths in them."""
+    """Mount new scratch folders. Code that ranks need, if it is inside them, keeps its paths."""
     kernel.unshare(kernel.NEW_MOUNTS)
     kernel.mount_private()
     inside = [folder for folder in readable_folders() if any(map(folder.is_relative_to, _SCRATCH))]

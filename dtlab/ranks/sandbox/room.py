@@ -71,7 +71,7 @@ def main(fds: list[int], walls: Walls, serve: Callable[[socket.socket, int], Non
 
 
 def _fork(run: Callable[[], None]) -> int:
-    """Fork a process that calls `run` and exits; returns its id."""
+    """Fork a process that calls `run` and exits; return its id."""
     pid = os.fork()
     if pid == 0:
         code = 1

@@ -40,7 +40,7 @@ class SealedConversation(Conversation):
         self._deadline = time.monotonic() + limit
 
     def run(self) -> Collected:
-        """Run the launch as `Conversation.run`; also raises `RankTimeoutError`."""
+        """Run the launch as `Conversation.run` does. Also raises `RankTimeoutError`."""
         collected = super().run()
         if collected.outcome is not None:
             collected.outcome = strangers.cleaned(collected.outcome, self.spec.world_size)

@@ -58,7 +58,7 @@ _DEEP_IN_THE_KERNEL: dict[str, _Number] = {
     "quotactl_fd": 443, "syslog": (103, 116), "vhangup": (153, 58), "lookup_dcookie": (212, 18),
     "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None),
 }  # fmt: skip
-# Any process can read these settings of others: a rank that may set them could send data by them.
+# Any process can read these settings of other processes, so a rank could send data by them.
 _SEEN_BY_ALL: dict[str, _Number] = {
     "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
@@ -68,7 +68,7 @@ _ALWAYS = _OTHERS_MEMORY | _SHARED_BY_NAME | _WALLS_THEMSELVES | _DEEP_IN_THE_KE
 _REFUSED: Mapping[Role, Mapping[str, _Number]] = {
     "notebook": _ALWAYS, "rank": _ALWAYS | _SEEN_BY_ALL,
 }  # fmt: skip
-_CLONE3 = 435  # a filter cannot see its arguments; if it fails, libraries use `clone`
+_CLONE3 = 435  # a filter cannot read the arguments of clone3; if it fails, libraries use `clone`
 
 
 class _Test(NamedTuple):

@@ -165,7 +165,7 @@ def cleaned(outcome: Outcome, world_size: int) -> Outcome:
 
 
 def nonsense(error: Exception) -> RankError:
-    """The error for reports of ranks that are invalid in a way the checks did not find."""
+    """The error for an invalid report of a rank that the checks did not recognise as invalid."""
     invalid = Failure("result", f"sent an invalid report: {type(error).__name__}")
     return RankError(f"some rank {invalid.message}", failures={0: invalid})
 
@@ -185,7 +185,7 @@ def _members(ranks: Any, world_size: int) -> tuple[int, ...]:
 
 
 def _ranks(ranks: Sequence[Any], world_size: int) -> tuple[int, ...]:
-    """The existing ones among the named ranks, each once."""
+    """The named ranks that exist, without repetitions."""
     return tuple(dict.fromkeys(rank for rank in map(int, ranks) if 0 <= rank < world_size))
 
 

@@ -63,7 +63,7 @@ class Walls:
 
 
 def raise_walls(walls: Walls) -> list[str]:
-    """Isolate this process and its future children; returns the names of missing walls."""
+    """Isolate this process and its future children; return the names of missing walls."""
     absent = dict(walls.absent)
     take_away(absent)
     hidden = [*walls.hidden, *files_of(absent)]
@@ -89,7 +89,7 @@ def _check_user(walls: Walls) -> None:
 
 
 def _may_become(user: int) -> bool:
-    """Whether this process may change to a user: a namespace may have only 1 or 65536 of them."""
+    """Whether this process may become this user; a namespace may have only 1 or 65536 users."""
     if os.geteuid() != 0 or not _may_change_users():
         return False
     try:
@@ -121,13 +121,13 @@ def _close_network() -> None:
 
 
 def environment() -> dict[str, str]:
-    """The environment variables in the sandbox: of those outside, only PATH and the language."""
+    """The environment variables in the sandbox; only PATH and the language come from outside."""
     copied = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
     return {**copied, "HOME": HOME, "USER": "learner", "LOGNAME": "learner", "MPLBACKEND": "agg"}
 
 
 def step_behind(walls: Walls, rank: int | None = None) -> None:
-    """Confine this process for good: change to the user of the notebook or rank, and set limits.
+    """Confine this process permanently: change to the notebook's or rank's user, and set limits.
 
     A rank also gets separate scratch folders, so that ranks share only the messages they send.
     """
@@ -197,7 +197,7 @@ def _stop_descendants() -> None:
 
 @functools.cache
 def _threads() -> int:
-    """Number of threads of this process's user on the machine, which the limit counts too."""
+    """Number of threads of this user on the machine, all of which count towards the limit."""
     import psutil
 
     count = 0

@@ -73,10 +73,10 @@ def close_all_but(*keep: int) -> None:
 
 
 def _wait(sock: socket.socket, inside: int, takes_all: bool) -> None:
-    """Wait until the sandbox's server has ended; kills it when the grader closes the socket.
+    """Wait until the sandbox's server has ended; kill it when the grader closes the socket.
 
-    `takes_all`: the kernel then ends all other processes in the sandbox too, before it reports
-    the end of the server. Otherwise the server ends them itself.
+    If `takes_all`, the kernel ends all other processes in the sandbox before it reports the end
+    of the server. Otherwise the server ends them itself.
     """
     if takes_all:
         poller = select.poll()
@@ -88,7 +88,7 @@ def _wait(sock: socket.socket, inside: int, takes_all: bool) -> None:
 
 
 def _new_processes() -> str:
-    """Put later forks into a new PID namespace; returns the reason if that fails, or ""."""
+    """Put later forks into a new PID namespace; return the reason if that fails, or ""."""
     if os.geteuid() != 0:
         with contextlib.suppress(OSError):
             _create_user_namespace()
@@ -124,7 +124,7 @@ def _serve(
         system.adopt_orphans()
         come_first()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        with contextlib.suppress(OSError):  # no group; `missing` says so
+        with contextlib.suppress(OSError):  # there is no group, as `missing` reports
             group.enter()
         missing += raise_walls(walls)
         send_frame(sock, protocol.MISSING, encode((missing, group.name)))

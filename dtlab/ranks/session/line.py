@@ -41,7 +41,7 @@ class Line(client.Conversation):
         self._show_at = 0.0
 
     def open(self) -> Exception | None:
-        """Start the ranks; returns the error if they could not start, or None."""
+        """Start the ranks; return the error if they could not start, or None."""
         self.control, theirs = socket.socketpair()
         self._ask(theirs)
         while not self._opened and self.collected.outcome is None:
@@ -54,7 +54,7 @@ class Line(client.Conversation):
         return error or LaunchError("the ranks did not form a process group within a minute.")
 
     def turn(self, turn: Turn, call: Packed, output: Output) -> bool:
-        """Run a call on ranks; returns whether Ctrl-C ended it. `collected` has its results."""
+        """Run a call on ranks; return whether Ctrl-C was pressed. `collected` has the results."""
         self.output = output
         self.collected = client.Collected([None] * self.spec.world_size)
         with _ctrl_c() as pressed:

@@ -268,7 +268,7 @@ class Session:
         spec = replace(self._spec, timeout=turn.timeout)
         is_in_order, self._is_in_order = self._is_in_order, False
         try:
-            self._last, warnings = launch.run_of(line.collected, spec, output, begun)
+            self._last = launch.run_of(line.collected, spec, output, begun)
         except RankError as error:
             if self.renewed and explain.is_about_a_lost_peer(error):
                 error.args = (f"{error}\n{OLD_GROUP}",)
@@ -277,7 +277,8 @@ class Session:
             self.renewed = self.renewed or outcome.rejoined
         if is_in_order:
             self._is_in_order = not early.has_open_messages(line.collected.records)
-            print(*warnings, sep="\n", end="\n" if warnings else "")
+            for warning in self._last.warnings:
+                print(warning)
         return self._last
 
     def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:

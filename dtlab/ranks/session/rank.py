@@ -33,7 +33,7 @@ _STAYING: list[Staying] = []  # the object of this process, for `run_cell`
 
 
 def stay(rank: int, spec: protocol.Spec, ends: process.Ends, outcome: process.RankResult) -> None:
-    """Run rank `rank` of a session until the supervisor tells it to exit, or has ended."""
+    """Run rank `rank` of a session until the supervisor ends, or tells it to exit."""
     staying = Staying(rank, spec, ends, outcome)
     _STAYING.append(staying)
     staying.serve()
@@ -49,7 +49,7 @@ class Staying:
         self.in_turn = False
         self.shell: InteractiveShell | None = None
         self._init_calls = InitCalls(rank, spec, process.init_group)
-        self.store = process.join(rank, spec, ends.store)  # kept alive: rank 0's is the server
+        self.store = process.join(rank, spec, ends.store)  # kept alive: rank 0's store is a server
         self._init_calls.store = self.store
         self._times_joined = 1
         self._limits = process.MemoryLimit(spec.memory_limit)
@@ -102,7 +102,7 @@ class Staying:
                 self.in_turn = True
                 outcome.value = function(*args)
                 self.in_turn = False
-        except KeyboardInterrupt as error:  # while the block noted another exception
+        except KeyboardInterrupt as error:  # raised while another exception was being described
             outcome.failure = process.describe(error)
         self.in_turn = False
         self._announcer.left()
@@ -216,7 +216,7 @@ class Cutter(threading.Thread):
             self._stderr = -1
 
     def run(self) -> None:
-        """Cut connections for each letter that arrives."""
+        """Cut connections whenever the supervisor sends a letter (see `protocol`)."""
         while letter := self._line.recv(1):
             if letter == protocol.CUT and self._has_nccl:
                 with contextlib.suppress(Exception):

@@ -58,7 +58,7 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ a turn
 
     def _next_turn(self) -> Turn:
-        """Wait for the next turn. Deaths of ranks until then are recorded, for it to report."""
+        """Wait for the next turn. Record deaths of ranks until then, which that turn reports."""
         while True:
             watched: list[Any] = [self.control, self.child_ended]
             ready, _, _ = select.select(watched, [], [])
@@ -81,7 +81,7 @@ class SessionSupervisor(Supervisor):
             self.go([self.ranks[rank] for rank in turn.ranks], turn.timeout)
             reason = self._watch()
         outcome = self.outcome_of(reason)
-        outcome.unreceived = []  # a later turn may receive it
+        outcome.unreceived = []  # a later turn may receive these messages
         if reason != "returned":
             outcome.over = self._free()
             outcome.rejoined = not outcome.over and self._needs_another_group(reason)
@@ -146,7 +146,7 @@ class SessionSupervisor(Supervisor):
         return f"{ranks_in_words([*self.deaths])} {verb} ended" if self.deaths else ""
 
     def _needs_another_group(self, reason: str) -> bool:
-        """Whether unfinished operations remain, which would match with later ones."""
+        """Whether connections are cut, or unfinished operations remain, which later ones match."""
         return self._cut_off or reason == "deadlock" or self.watcher.anything_open()
 
     def _rejoin(self) -> str:

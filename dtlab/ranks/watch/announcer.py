@@ -144,6 +144,15 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
         there = ""
         if members != tuple(range(dist.get_world_size())):
             there = f": it is number {peer} of the group of {ranks_in_words(members)}"
+        if size == 2:
+            other = members[1 - peer]
+            missed = f"rank {other} gets nothing"
+            if verb != "sends to":
+                missed = f"does not receive the message of rank {other}"
+            return (
+                f"this rank {verb} itself{there}, and {missed}. With two ranks, the other one is "
+                "1 - rank."
+            )
         return f"a rank {verb} itself{there}. A message needs two ranks; with one, send nothing."
     text = _no_such_rank(f"rank {own} {verb}", peer, members)
     number = members.index(own) if own in members else own

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import signal
+from itertools import takewhile
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
@@ -21,7 +23,7 @@ from dtlab.ranks.launch.client import Collected
 from dtlab.ranks.protocol import Finding, Frame, Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.watch import early, locate
 from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, pattern, waiting_of
-from dtlab.ranks.words import ranks_in_words, wrapped
+from dtlab.ranks.words import ranks_in_words, wrapped, writes_in_place
 
 MESSAGE_LIMIT = 2000  # characters
 LOOPING = 50  # operations of each rank, from which on a loop without an end is likely
@@ -39,9 +41,14 @@ ASK_IN_NOTEBOOK = (
     "A rank has no keyboard: read the input in a cell of the notebook, and pass it to the ranks."
 )
 NEXT_INDEX = re.compile(r"\[[^\]%]*\+[^\]%]*\]")
+INDEX_NAME = re.compile(r"\[(\w+)\]")
+NEXT_RANK = re.compile(r"rank\w*(\(\w*\))?\s*\+\s*1\b(?![^#]*%)")
 WRAP_AROUND = (
-    "On the last rank there is no index rank + 1. If the first element follows the last one, as "
-    "in a ring, write (rank + 1) % size."
+    "There is no index rank + 1 on the last rank: it has no right neighbour. If the first element "
+    "follows the last one, as in a ring, write (rank + 1) % size."
+)
+COLLECTIVE = re.compile(
+    r"\bdist\.(all_reduce|all_gather\w*|all_to_all\w*|broadcast|gather|reduce\w*|scatter)\("
 )
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
@@ -105,7 +112,12 @@ def _error_of(
     if outcome.reason == "timeout":
         text, advice = _timeout_text(running, outcome, spec)
         return RankTimeoutError(
-            text, running=running, advice=advice, values=collected.values, stdout=stdout
+            text,
+            running=running,
+            advice=advice,
+            loops=bool(_still_communicating(running, outcome)),
+            values=collected.values,
+            stdout=stdout,
         )
     if outcome.reason == "failed":
         unknown = Failure("exception", "failed, and could not report its error")
@@ -128,6 +140,8 @@ def rank_error(
     first = next(iter(failures.values()))
     same = [rank for rank, failure in failures.items() if failure == first]
     happened = _what_happened(first)
+    if first.kind == "memory" and spec is not None and spec.memory_limit:
+        happened += f", and memory_limit allows each rank {spec.memory_limit:,} bytes in all."
     if len(same) > 1:
         happened = happened.replace("was ended by", "were ended by", 1)
     lines = [_wrapped_once(f"{ranks_in_words(same)} {happened}"), *_places(first)]
@@ -140,8 +154,6 @@ def rank_error(
             fate = "interrupted" if spec is not None and spec.stays else "ended"
             lines.append(f"rank {waiting.rank} was {_doing(waiting)} and was {fate}")
             lines.extend([f"  {waiting.place}"] if waiting.place else [])
-    if first.kind == "memory" and spec is not None and spec.memory_limit:
-        lines.append(f"memory_limit is {spec.memory_limit:,} bytes for each rank.")
     if first.advice or ADVICE[first.kind]:
         lines.append(wrapped(first.advice or ADVICE[first.kind], indent=""))
     error = RankError("\n".join(lines), failures=failures, values=values, stdout=stdout)
@@ -198,23 +210,44 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
         message = message.replace("SystemExit)", "sys.exit()")
     caller = locate.calling_frame(frames)
-    place = locate.place(locate.learner_frame(frames))
+    learners = locate.learner_frame(frames)
+    place = locate.place(learners)
     return Failure(
         remote.kind,
         message[:MESSAGE_LIMIT],
         traceback=_traceback_text(remote),
         caller=place_in_words(**locate.place(caller)) if caller else "",
-        advice=_advice_on(message, place.get("code") or ""),
+        advice=_advice_on(message, learners) if learners else "",
         **place,
     )
 
 
-def _advice_on(message: str, code: str) -> str:
-    """Advice for an exception that was raised in the line `code`; may be empty."""
+def _advice_on(message: str, frame: Frame) -> str:
+    """Advice for an exception that was raised in the line of `frame`; may be empty."""
     if message == NO_KEYBOARD:
         return ASK_IN_NOTEBOOK
-    # An index without %, as in chunks[rank + 1].
-    return WRAP_AROUND if message.startswith("IndexError") and NEXT_INDEX.search(code) else ""
+    code = linecache.getline(frame.file, frame.line)
+    if message.startswith("IndexError"):  # an index without %, as in chunks[rank + 1]
+        values = (_assigned(name, frame) for name in INDEX_NAME.findall(code))
+        if NEXT_INDEX.search(code) or any(map(NEXT_RANK.search, values)):
+            return WRAP_AROUND
+    if "NoneType" in message:
+        names = re.findall(r"\w+", code)[:20]
+        for source in (code, *(_assigned(name, frame) for name in names)):
+            if (call := COLLECTIVE.search(source)) and "async_op" not in source:
+                return writes_in_place(call[1])
+    return ""
+
+
+def _assigned(name: str, frame: Frame) -> str:
+    """The last line above that of `frame` that assigns the variable `name`; empty if none does.
+
+    It looks no further than the beginning of a function.
+    """
+    above = reversed(linecache.getlines(frame.file)[: frame.line - 1])
+    inside = takewhile(lambda line: not line.lstrip().startswith("def "), above)
+    assigns = re.compile(rf"\s*{name}\s*=[^=]")
+    return next(filter(assigns.match, inside), "")
 
 
 def _of_death(end: RankEnd, stderr: str) -> Failure:
@@ -335,14 +368,16 @@ def _waiting(outcome: Outcome) -> list[Waiting]:
     stopped = []
     for rank, end in enumerate(outcome.ranks):
         if end.state == "stopped":
-            where = locate.place(locate.learner_frame(end.stack))
+            frame = locate.learner_frame(end.stack)
+            is_known = frame is not None and locate.is_learners(frame.file)
+            where = locate.place(frame) if is_known else {}
             stopped.append(Waiting(rank, locate.operation(end.stack), **where))
     announced = {op.rank: waiting_of(op) for op in outcome.waiting}
     return [announced.get(waiting.rank, waiting) for waiting in stopped]
 
 
 def _doing(waiting: Waiting) -> str:
-    return "still computing" if waiting.op == "compute" else f"waiting in {waiting.op}"
+    return "still running" if waiting.op == "compute" else f"waiting in {waiting.op}"
 
 
 def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple[str, str]:

@@ -60,8 +60,8 @@ class Obstacles:
     def hit(self, place: Place, across: float, x: float, others: Sequence[Upright]) -> int:
         """Count the lines and curves that the label covers; a label outside counts as very many.
 
-        `x` is the position of the label's own line. Another line between the two also counts,
-        because the label would seem to belong to it.
+        `x` is the position of the label's own line. A line between that line and the label also
+        counts, because the label would seem to belong to it.
         """
         left, right = place.left, place.left + across
         outside = _OUTSIDE * (left < 0 or right > self.width)

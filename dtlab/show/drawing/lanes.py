@@ -64,7 +64,7 @@ class Bar:
 
     @property
     def words(self) -> str:
-        """What it is, how many bytes, and from when to when, in lines."""
+        """The label, the number of bytes, the times and the call's line, as lines of text."""
         times = f"{time_words(self.start) if self.start else 0} to {time_words(self.end)}"
         size = [byte_words(self.bytes)] if self.bytes else []
         where = [place_words(*self.place)] if self.place else []

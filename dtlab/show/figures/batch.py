@@ -59,7 +59,7 @@ def effective_batch(
     axes.set_ylim(0, _HEIGHT)
     _draw_copies(axes, *numbers)
     claimed = micro_batch * micro_batches * gpus
-    aside = f"GPUs that share a copy see the same samples: times all {gpus:,} GPUs the product "
+    aside = f"GPUs that share a copy see the same samples: with all {gpus:,} GPUs the product "
     aside += f"would be {claimed:,}, too many by a factor of {gpus_per_copy}."
     if gpus_per_copy > 1:
         axes.text(0.15, 0.2, aside, fontsize=8.5, color=MUTED, va="center")
@@ -74,8 +74,8 @@ def effective_batch(
     return figure
 
 
-def _many(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+def _many(count: int, singular: str, plural: str = "") -> str:
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def _draw_copies(axes: Axes, micro: int, count: int, copies: int, gpus: int) -> None:
@@ -397,7 +397,7 @@ def published_sweep(rule: str = _CURVE, *, title: str | None = None) -> Figure:
     `rule` is one of `AT_8K`. Raises ValueError for any other.
     """
     if rule not in AT_8K:
-        raise ValueError(f"published_sweep: rule is one of {', '.join(AT_8K)}, not {rule!r}.")
+        raise ValueError(f"published_sweep: rule must be one of {', '.join(AT_8K)}, not {rule!r}.")
     heading = title or "ResNet-50 on ImageNet: error against the batch"
     note = "published: Goyal et al. 2017, mean of five runs; the rate is 0.1 at a batch of 256"
     names = list(dict.fromkeys([_CURVE, rule]))

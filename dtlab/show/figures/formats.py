@@ -38,8 +38,8 @@ def bit_layouts(
 ) -> Figure:
     """Draw the bits of each format: sign, exponent and mantissa. tf32 is stored in 32 bits.
 
-    Beside them stand the smallest and the largest number. fp8 e4m3 is the variant of GPUs, with
-    448 as its largest number (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
+    The smallest and the largest number are written beside the bits. fp8 e4m3 is the variant of
+    GPUs, whose largest number is 448 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning").
     Raises: KeyError for an unknown format.
     """
     figure = Figure(9.4, 0.75 + 0.36 * len(formats))
@@ -376,11 +376,13 @@ def loss_scale_chart(
     Raises: ValueError for no step, for scales that are not above 0, or if the two lengths differ.
     """
     if not len(scales) or len(scales) != len(skipped):
-        raise ValueError(f"loss_scale_chart: a scale and a bool for each step, one step at least; "
-                         f"not {len(scales)} and {len(skipped)}.")  # fmt: skip
+        raise ValueError(
+            "loss_scale_chart: give a scale and a bool for each of one or more steps, not "
+            f"{len(scales)} scales and {len(skipped)} bools."
+        )
     wrong = [scale for scale in scales if not 0 < scale < math.inf]
     if wrong:
-        raise ValueError(f"loss_scale_chart: scales are above 0, not {wrong[0]}.")
+        raise ValueError(f"loss_scale_chart: scales must be above 0, not {wrong[0]}.")
     steps = np.arange(1, len(scales) + 1)
     missed = int(np.count_nonzero(skipped))
     crosses = f"a cross: overflow, the step is skipped ({missed} of {len(scales)})"
@@ -404,7 +406,8 @@ def loss_scale_chart(
     last = f"{_loss_power(scales[0])} in step 1\n{_loss_power(scales[-1])} in step {len(scales)}"
     chart.draw_key({_NAME: last})
     places = ", ".join(str(step) for step in steps[np.asarray(skipped, dtype=bool)][:12])
-    which = f"Skipped: {places}{', ...' if missed > 12 else ''}." if missed else "None is skipped."
+    skips = f"Skipped: {places}{', ...' if missed > 12 else ''}."
+    which = skips if missed else "No step is skipped."
     figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {which}"
     return figure
 

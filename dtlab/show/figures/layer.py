@@ -207,7 +207,8 @@ def _alt_text(heading: str, ranks: int, num_heads: int, states: dict[str, str]) 
 # The bytes that a transformer layer keeps for its backward pass, piece by piece, by switches -----
 #
 # Bytes by V. A. Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
-# Models", section 4.1: s b h (34 + 5 a s / h) in 16 bits, with one byte for an element of a mask.
+# Models", section 4.1: s b h (34 + 5 a s / h) in 16 bits, with one byte for an element of a mask;
+# s is the sequence length, b the microbatch size, h the hidden size, a the number of heads.
 
 _ACTIVATION_WIDTH, _ACTIVATION_LEFT, _ACTIVATION_RIGHT = 9.4, 1.35, 0.3
 _ACTIVATION_TOP, _ROW, _BAR, _ACTIVATION_KEY = 0.8, 0.52, 0.34, 0.23

@@ -126,7 +126,7 @@ def _alt_text(
 
 # Speed-up of a job with more ranks: measured, emulated and predicted -----------------------------
 #
-# The dashed line is ideal scaling: N ranks are N times as fast as one.
+# The dashed line is ideal scaling: N ranks are N times as fast as one rank.
 
 Times = Mapping[str, Mapping[int, float]]
 _WIDTH, _HEIGHT = 9.4, 3.9

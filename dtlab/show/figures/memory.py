@@ -69,9 +69,9 @@ def memory_bars(
     verdicts: Mapping[str, str] | None = None,
     chosen: str | None = None,
 ) -> Figure:
-    """Draw a bar for each name, stacked from pieces in bytes; a dashed line marks a full card.
+    """Draw a bar for each name, stacked from pieces in bytes; a dashed line marks a full GPU.
 
-    `budget` is a card, or bytes. Pieces in `PIECES` have fixed colours; other pieces are grey.
+    `budget` is a GPU, or bytes. Pieces in `PIECES` have fixed colours; other pieces are grey.
     `verdicts` replace the words "fits" and "does not fit" beside bars; `chosen` is in bold.
     Raises: ValueError for no bar, and for bytes below 0.
     """
@@ -116,9 +116,9 @@ def memory_bar(
     gathered_bytes: float = 0,
     title: str | None = None,
 ) -> Figure:
-    """Draw model states and activations of a rank for ZeRO stages 0 to 3, against a card.
+    """Draw model states and activations of a rank for ZeRO stages 0 to 3, against a GPU.
 
-    `stage` is in bold. Each verdict says how many cards are enough. `gathered_bytes` is the block
+    `stage` is in bold. Each verdict says how many GPUs are enough. `gathered_bytes` is the block
     that only ZeRO stage 3 gathers.
     Raises: ValueError as `model_states` does, and for bytes below 0.
     """
@@ -142,7 +142,7 @@ def memory_bar(
     total = sum(bars[chosen].values())
     note = (
         f"{count_words(num_params)} parameters, {policy_words(named.name)}: "
-        f"{named.total:g} bytes for each; {world_size} ranks; a card of {room_words}"
+        f"{named.total:g} bytes for each; {world_size} ranks; a GPU of {room_words}"
     )
     heading = title or f"Stage {stage}: {byte_words(total)} on each rank"
     return memory_bars(bars, budget, title=heading, note=note, verdicts=verdicts, chosen=chosen)
@@ -161,7 +161,7 @@ def _budget(budget: Card | float) -> tuple[float, str]:
     if isinstance(budget, Card):
         return budget.memory, f"{byte_words(budget.memory)} ({budget.name})"
     if not check_bytes("budget", budget):
-        raise ValueError("budget is bytes above 0, such as 80e9, not 0.")
+        raise ValueError("budget must be a number of bytes above 0, such as 80e9, not 0.")
     return budget, short_words(byte_words(budget))
 
 
@@ -174,20 +174,20 @@ def count_words(count: float) -> str:
 
 
 def policy_words(name: str) -> str:
-    """Describe a precision policy; one that is not a preset by its name."""
+    """Describe a precision policy; return the name of a policy that is not a preset."""
     return _POLICIES.get(name, name)
 
 
 def _verdict(fits: bool, fewest: int | None) -> str:
-    """Say whether it fits, and on how many cards it fits first."""
+    """Say whether the bytes fit, and the smallest number of GPUs on which they fit."""
     if fewest is None:
-        return "fits on no number of cards"
-    cards = "1 card is" if fewest == 1 else f"{fewest:,} cards are"
-    return f"fits: {cards} enough" if fits else f"too large: {cards} enough"
+        return "fits on no number of GPUs"
+    gpus = "1 GPU is" if fewest == 1 else f"{fewest:,} GPUs are"
+    return f"fits: {gpus} enough" if fits else f"too large: {gpus} enough"
 
 
 def _draw_budget(axes: Axes, x: float, words: str, rows: int) -> None:
-    """Draw the dashed line at which a card is full, in front of the bars."""
+    """Draw the dashed line at which a GPU is full, in front of the bars."""
     top = axes.get_ylim()[1] - _TOP + 0.06
     axes.plot([x, x], [top - _ROW * rows - 0.02, top], "--", color=INK, linewidth=1.3, zorder=5,
               gid="budget")  # fmt: skip
@@ -403,9 +403,10 @@ def _staircase_alt_text(
 def zero_stages(world_size: int = 4, *, title: str | None = None) -> Figure:
     """Draw which parts of parameters, gradients and optimizer state each rank holds.
 
-    A row for each ZeRO stage, a column for each rank. A filled box is held; a rank that holds
-    1/N of a piece has one filled box of N. At the right is the number of bytes on each rank for
-    Psi parameters with ZeRO's mixed precision (Rajbhandari et al. 2020, section 3.1).
+    There is a row for each ZeRO stage, and a column for each rank. A rank holds what is filled:
+    with N ranks, a rank that holds 1/N of a piece has one filled box of N. At the right is the
+    number of bytes on each rank for Psi parameters with ZeRO's mixed precision (Rajbhandari et
+    al. 2020, section 3.1).
     Raises: ValueError for fewer than 2 ranks, or more than 8.
     """
     if not 2 <= world_size <= 8:

@@ -242,10 +242,10 @@ def _fall(num_workers: int, delay: float, leads: dict[str, float], turns: bool) 
 def gather_and_free(num_layers: int = 4, *, prefetch: bool = True) -> Figure:
     """Draw one step of ZeRO stage 3: when each layer is gathered, computed, freed and reduced.
 
-    A row for each layer, and time from left to right. The grey band is the time during which the
-    rank holds the whole layer. An all-gather takes as long as a layer's forward pass here. With
-    `prefetch` a layer is gathered while the one before it computes (Zhao et al. 2023, "PyTorch
-    FSDP", section 3.3).
+    There is a row for each layer, and time runs from left to right. The grey band is the time
+    during which the rank holds the whole layer. An all-gather takes as long as a layer's forward
+    pass here. With `prefetch` a layer is gathered while the previous layer is computed (Zhao et
+    al. 2023, "PyTorch FSDP", section 3.3).
     Raises: ValueError for fewer than 2 layers, or more than 8.
     """
     if not 2 <= num_layers <= 8:
@@ -299,7 +299,7 @@ def _layer_times(
     before = 0  # start of the computation before this one
     for layer, length in order:
         is_first = not passes[layer] and layer == 0
-        turns = length == 2 and layer == num_layers - 1  # nothing to gather ahead of
+        turns = length == 2 and layer == num_layers - 1  # the first backward: nothing to prefetch
         gather = before if prefetch and not is_first and not turns else now
         start = max(now, gather + 1)
         passes[layer].append((gather, start, start + length))

@@ -126,7 +126,7 @@ def predicted_pipeline(
     traces = {}
     for name in names:
         if name not in SCHEDULES:
-            raise ValueError(f"schedule is one of {', '.join(SCHEDULES)}, not {name!r}.")
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {name!r}.")
         actions = SCHEDULES[name](num_stages, num_microbatches)
         seconds = _FORWARD * num_stages / len(stage_ranks(actions))
         half = seconds * backward / 2

@@ -53,9 +53,10 @@ _HEADING = 0.3
 def ring(num_ranks: int = 4, step: int | None = None, *, title: str | None = None) -> Figure:
     """Draw a ring all-reduce among `num_ranks` ranks: one round of it, or all rounds.
 
-    `step` counts rounds from 0, the start, to 2(N-1), the end. A panel shows what every rank holds
-    after that round, and the messages that have just arrived. Without `step`, every round has a
-    panel. Raises `ValueError` for a step that does not exist, or for other than 1 to 8 ranks.
+    `step` counts rounds from 0, the start, to 2(N-1), the end for N ranks. A panel shows what
+    every rank holds after that round, and the messages that have just arrived. Without `step`,
+    every round has a panel. Raises `ValueError` for a step that does not exist, or for other than
+    1 to 8 ranks.
     """
     if not 1 <= num_ranks <= 8:
         raise ValueError(f"ring draws 1 to 8 ranks, not {num_ranks}")
@@ -119,7 +120,7 @@ def _radius(num_ranks: int) -> float:
 
 
 def _extent(num_ranks: int) -> float:
-    """Return half the side of a panel, in the same unit."""
+    """Return half the side of a panel, in the unit of `_radius`."""
     return _radius(num_ranks) + 0.58
 
 
@@ -261,7 +262,7 @@ _PARTIAL: Final = 0.55  # share of white in the colour of a chunk whose sum is n
 
 
 class _Arrival(NamedTuple):
-    """A chunk that arrived on `rank`: sent at `sent`, on its way from `start`, here at `end`."""
+    """A chunk received by `rank`: sent at `sent`, in transit from `start`, received at `end`."""
 
     rank: int
     round: int
@@ -273,7 +274,7 @@ class _Arrival(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What arrived, how many bytes, and from when to when, in lines."""
+        """The chunk, the number of bytes and the times, as lines of text."""
         times = f"{time_words(self.start) if self.start else 0} to {time_words(self.end)}"
         size = byte_words(self.bytes)
         return f"chunk {self.chunk} on its way to rank {self.rank}\n{size}, {times}"
@@ -285,7 +286,7 @@ def ring_timeline(trace: Trace, *, title: str = "A ring all-reduce in time") -> 
     A chunk has one colour on all ranks, pale while its sum is not complete. A dashed line
     separates the two halves, and arrows follow chunk 0. The clock starts at the first send.
     Chunks are numbered as in `ring`. Raises: ValueError if the trace is not one ring all-reduce
-    of 2 to 8 ranks, in which every rank sends 2(N-1) messages to its right neighbour.
+    of N = 2 to 8 ranks, in which every rank sends 2(N-1) messages to its right neighbour.
     """
     num_ranks = trace.world_size
     arrivals = _arrivals(trace)
@@ -314,7 +315,7 @@ def ring_timeline(trace: Trace, *, title: str = "A ring all-reduce in time") -> 
 def _arrivals(trace: Trace) -> list[_Arrival]:
     """Return the chunks that arrive on each rank, round by round, on a clock from the first send.
 
-    In round k, rank r sends chunk r - 1 - k (modulo N) to its right neighbour.
+    In round k, rank r of N ranks sends chunk r - 1 - k (modulo N) to its right neighbour.
     """
     count = trace.world_size
     pairs = sorted(messages(lanes(trace.events)), key=lambda pair: pair.send.start)

@@ -234,10 +234,10 @@ def tree(
     Raises `ValueError` for a step that does not exist, or for other than 1 to 8 ranks.
     """
     if not 1 <= num_ranks <= 8:
-        raise ValueError(f"tree draws 1 to 8 ranks, not {num_ranks}")
+        raise ValueError(f"tree draws 1 to 8 ranks, not {num_ranks}.")
     rounds = tree_rounds(num_ranks, operation)
     if step is not None and not 0 <= step < len(rounds):
-        raise ValueError(f"a tree of {num_ranks} has steps 0 to {len(rounds) - 1}, not {step}")
+        raise ValueError(f"this tree has steps 0 to {len(rounds) - 1}, not {step}.")
     whole = f"{_TITLES[operation]} among {num_ranks} rank{'s' * (num_ranks > 1)}"
     heading = title or (whole if step is None else f"{whole}: {_heading(rounds, step)}")
     width = max(_LEFT + num_ranks * _COLUMN + _RIGHT, 5.8)

@@ -73,14 +73,14 @@ def ways_to_split(*, title: str | None = None) -> Figure:
             for rank in range(4):  # a small copy of the model for each
                 x = left + 0.66 + 1.0 * (rank % 2) + 0.2 * layer
                 cell(x, 0.9 + 0.8 * (rank < 2) + 0.17 * (3 - part), 0.15, PALETTE[rank])
-    words = (f"{way[0]} parallelism: a rank has {way[1]}; sent are {way[2]}." for way in _WAYS)
+    words = (f"{way[0]} parallelism: a rank has {way[1]}; it sends {way[2]}." for way in _WAYS)
     figure.alt_text = f"A model of four layers on four ranks. {' '.join(words)}"
     return figure
 
 
 # The decision tree -------------------------------------------------------------------------------
 #
-#     Does a whole replica fit on a card?                642 GB > 80 GB
+#     Does a whole replica fit on a GPU?                 642 GB > 80 GB
 #     ├─ yes  Is one GPU fast enough?
 #     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
 #             ┣━ yes ...
@@ -228,12 +228,12 @@ def mesh_figure(
     lines: Sequence[str] = (),
     title: str | None = None,
 ) -> Figure:
-    """The ranks of a mesh of up to three axes, with a colour for each axis, and their nodes.
+    """Draw the ranks of a mesh of up to three axes, with their nodes and a colour for each axis.
 
     `sizes` has the axes from the outermost to the innermost, as `parallel.mesh.make_mesh` takes
-    them. Tints tell the nodes apart. The key says what an axis has to cross: `links` are the
-    names of the link inside a node and of the one between nodes. Of a long axis the first places
-    and the last are drawn. `lines` of text stand below the key.
+    them. Each tint is a node. The key names the link that an axis uses: `links` are the names of
+    the link inside a node and of the link between nodes. Of a long axis, only the first places and
+    the last are drawn. `lines` of text are written below the key.
     Raises: ValueError for no axis, more than three, or sizes below 1.
     """
     if not 1 <= len(sizes) <= 3 or min(sizes.values()) < 1:
@@ -244,7 +244,7 @@ def mesh_figure(
     counts = [1, 1, *sizes.values()][-3:]
     shown = [_places(count, 3 if axis == 0 else _MOST) for axis, count in enumerate(counts)]
     panel = _CELL * len(shown[2]) + _SLANT_X * (len(shown[1]) - 1) + 0.35
-    lefts = [0.0]  # of the panels; what is left out takes little room
+    lefts = [0.0]  # of the panels; an ellipsis is narrower than a panel
     for place in shown[0]:
         lefts.append(lefts[-1] + (0.9 if place < 0 else panel))
     width = max(7.2, 1.2 + lefts[-1])
@@ -294,14 +294,14 @@ def mesh_figure(
 
 
 def _places(count: int, most: int) -> list[int]:
-    """The places of an axis that are drawn; -1 stands for those that are left out."""
+    """Return the places of an axis that are drawn; -1 stands for those that are left out."""
     return list(range(count)) if count <= most else [*range(most - 2), -1, count - 1]
 
 
 def _draw_groups(
     axes: Axes, points: Mapping[tuple[int, int, int], tuple[float, float]], names: Sequence[str]
 ) -> None:
-    """A line through the ranks of each group; those of the data axis curve below the others."""
+    """Draw a line through the ranks of each group; lines of the outermost axis run lower."""
     for axis in range(3):
         if not names[axis]:
             continue
@@ -340,7 +340,7 @@ def _draw_mesh_key(
 
 
 def _wire(name: str, sizes: Mapping[str, int], per_node: int, links: tuple[str, str]) -> str:
-    """Which link the groups of an axis use."""
+    """Return the name of the link that the groups of an axis use."""
     if sizes[name] == 1:
         return "sends nothing"
     inner = list(sizes.values())[list(sizes).index(name) :]
@@ -364,7 +364,8 @@ _COLUMNS: Final = (
 
 
 def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> Figure:
-    """The fastest plans of a search, and how many plans were rejected for which reason."""
+    """Draw a table of a search's fastest plans; below it, the number of plans rejected by reason.
+    """
     best = found.best(count)
     reasons = sorted(found.rejected.items(), key=lambda each: -each[1])
     width = 0.3 + sum(size for _, size in _COLUMNS)
@@ -428,11 +429,11 @@ _DRAWN: Final = 6000  # points of each kind at most, evenly chosen
 def plan_chart(
     found: Search, *, marked: Mapping[str, Estimate] | None = None, title: str | None = None
 ) -> Figure:
-    """Memory per GPU against step time, of every plan that memory alone can forbid.
+    """Plot memory per GPU against step time, for every plan that could run with enough memory.
 
-    Plans right of the upright line do not fit. The fastest plan that fits has a ring, and so has
-    each of `marked`, with its name.
-    Raises: ValueError where there is no plan to draw.
+    Plans right of the vertical line do not fit. The fastest plan that fits has a ring, and each
+    plan in `marked` has a ring with its name.
+    Raises: ValueError if there is no plan to draw.
     """
     nbytes, seconds, fits = found.points()
     if not len(nbytes):

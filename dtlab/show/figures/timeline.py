@@ -181,7 +181,7 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
 
 
 def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
-    """Write a text beside the lane: `side` is 0 for left, 1 for right; `points` from its edge."""
+    """Write a text beside the lane, `points` from its edge; `side` is 0 for left, 1 for right."""
     place.axes.annotate(
         words, (side, place.middle), xycoords=("axes fraction", "data"),
         xytext=(points, 0), textcoords="offset points", va="center", **style,
@@ -359,7 +359,7 @@ def waits(waiting: Sequence[Waiting], world_size: int, *, title: str | None = No
         side = across[rank][0]
         beside = axes.text(
             x + side * (_NODE + 0.1), y + across[rank][1] * (_NODE + 0.16),
-            entries[rank].op if is_stuck else "returned", fontsize=8, va="center",
+            _state_words(entries.get(rank)), fontsize=8, va="center",
         )  # fmt: skip
         beside.set(
             color=INK if is_stuck else MUTED,
@@ -377,7 +377,7 @@ def waits(waiting: Sequence[Waiting], world_size: int, *, title: str | None = No
 
 
 def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
-    """The ranks that a rank waits for, without those that have come to the same collective."""
+    """Return the ranks that a rank waits for, without those that wait in the same collective."""
     if entry.op.startswith(("send", "recv")):
         return [peer for peer in entry.peers if peer != entry.rank]
     members = {entry.rank, *entry.peers}
@@ -389,8 +389,14 @@ def _awaited(entry: Waiting, entries: Mapping[int, Waiting]) -> list[int]:
     return [peer for peer in entry.peers if peer != entry.rank and not has_come(peer)]
 
 
+def _state_words(entry: Waiting | None) -> str:
+    if entry is None:
+        return "returned"
+    return "still running" if entry.op == "compute" else entry.op
+
+
 def _wait_words(entry: Waiting, peers: Sequence[int]) -> str:
     if entry.op == "compute":
-        return f"rank {entry.rank} is still computing"
+        return f"rank {entry.rank} is still running"
     source = f" for {ranks_in_words(peers)}" if peers else ""
     return f"rank {entry.rank} waits in {entry.op}{source}"

@@ -44,7 +44,7 @@ def explore_decision() -> Explorer:
     hours = Scale(_HOURS, _hours_words, lambda words: number_from_words(words, _TIMES))
     dials = {
         "num_params": Dial("Parameters", Scale(_PARAMS, count_words, _read_count), 40e9),
-        "budget_bytes": Dial("Budget of a card", bytes_scale(_BUDGETS), 80e9),
+        "budget_bytes": Dial("Budget of a GPU", bytes_scale(_BUDGETS), 80e9),
         "activation_bytes": Dial("Activations", bytes_scale(_ACTIVATIONS), 2e9),
         "num_gpus": Dial("Number of GPUs", count_scale(_GPUS), 16),
         "hours": Dial("Time on one GPU", hours, 168.0),

@@ -25,7 +25,7 @@ from dtlab.show.words import (
 )
 
 _NAME: Final = "12em"  # width of the name of a control
-# Shown over what is below the field, as a browser's own message: nothing moves.
+# Shown over the content below the field, like a browser's own message, so that nothing moves.
 _COMPLAINT: Final = (
     "position: absolute; z-index: 5; max-width: 34em; padding: 2px 8px; line-height: 1.4; "
     "white-space: normal; border: 1px solid var(--jp-error-color1, #d32f2f); border-radius: 3px; "
@@ -131,8 +131,8 @@ class Dial:
         )
         self.field.observe(self._typed, names="value")
         self.slider.observe(self._moved, names="value")
-        # The handle of a slider reaches beyond its end; without "visible", a box that it leaves
-        # gets scrollbars.
+        # The handle of a slider reaches beyond the slider's end. Without "visible", a box beyond
+        # which the handle reaches gets scrollbars.
         visible = widgets.Layout(overflow="visible")
         in_row = widgets.Layout(align_items="center", overflow="visible")
         row = widgets.HBox([self.field, self.slider], layout=in_row)

@@ -1,6 +1,6 @@
 """Widgets for memory.
 
-explore_memory()    memory of a rank by parameters, ZeRO stage, ranks, policy and card
+explore_memory()    memory of a rank by parameters, ZeRO stage, ranks, policy and GPU
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _GIGABYTES: Final = (0, 1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 120)
 def explore_memory(
     num_params: float = 7e9, stage: int = 1, world_size: int = 8, policy: str = "mixed"
 ) -> Explorer:
-    """Find the fewest cards on which a model fits, by ZeRO stage and policy. See `memory_bar`.
+    """Find the fewest GPUs on which a model fits, by ZeRO stage and policy. See `memory_bar`.
 
-    The cards are those of `CARDS`, and one with 80e9 bytes, which the exercises use. The bytes of
+    The GPUs are those of `CARDS`, and one with 80e9 bytes, which the exercises use. The bytes of
     activations are typed in, because ZeRO does not shard them. The arguments are starting values.
     """
     parameters = Scale(_PARAMETERS, count_words, _whole)
@@ -43,7 +43,7 @@ def explore_memory(
     choices = {
         "stage": choice("ZeRO stage", ["0", "1", "2", "3"]),
         "policy": choice("Precision", {policy_words(name): name for name in POLICIES}),
-        "card": choice("Card", {"80 GB, as in the exercises": "80e9 bytes"} | {
+        "card": choice("GPU", {"80 GB, as in the exercises": "80e9 bytes"} | {
             name: name for name in CARDS}),
     }  # fmt: skip
     choices["stage"].value, choices["policy"].value = str(stage), policy

@@ -1,8 +1,8 @@
 """The widget that replays a trace.
 
-replay(trace)    the timeline, covered up to a moment that moves; below it what each rank does then
+replay(trace)    the timeline up to a moment that moves, and below it what each rank is doing then
 
-The figure is drawn once. A step moves only the cover and the lines of text.
+The figure is drawn once, and its later part is covered. A step changes only cover and text.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def replay(trace: Trace, *, title: str | None = None, note: str = "") -> Replay:
 
 
 class Replay(Explorer):
-    """A timeline, a moment in `controls["time"]` (seconds), and what each rank does then."""
+    """A timeline, a moment in `controls["time"]` (seconds), and what each rank does at it."""
 
     def __init__(self, trace: Trace, title: str | None, note: str) -> None:
         """See `replay`."""
@@ -89,7 +89,7 @@ class Replay(Explorer):
         if not self._picture.value:
             super()._redraw()
         time = float(self.controls["time"].value)
-        self._following = True  # playing goes on from here; from the end it begins anew
+        self._following = True  # playing continues from here, and from the end at the beginning
         self.play.value = round(_STEPS * time / self._end) % _STEPS
         self._following = False
         left = self._left + (self._right - self._left) * time / self._end

@@ -1,26 +1,36 @@
-"""00/eight_gpus: adapt a training recipe from one GPU to eight."""
+"""00/eight_gpus: predict what a job gains when it moves from one GPU to eight."""
 
 from __future__ import annotations
 
-from math import sqrt
 from random import Random
 
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choice, choices, number
+from dtlab.grading.questions.declared import asked, choice, formula, number
+
+_JOBS = (  # ms of compute, MB of gradients, us of latency, GB/s
+    (240, 100, 100, 25),
+    (320, 200, 100, 50),
+    (40, 200, 60, 12.5),
+    (64, 400, 100, 25),
+    (8, 1, 200, 12.5),
+    (12, 2, 300, 12.5),
+)
+_SHORTER = "another part of the step takes longer."
 
 
 def _draw(draw: Random) -> Values:
     batch = draw.choice((32, 64, 96, 128))
+    compute, megabytes, latency, bandwidth = draw.choice(_JOBS)
     return {
         "batch": batch,
-        "rate": draw.choice((1e-3, 2e-3, 3e-3, 5e-3)),
         "samples": 8 * batch * draw.choice((25, 40, 60, 75)),
-        "warmup": draw.choice((3, 4, 5)),
+        "compute": compute * draw.choice((3, 4, 5)) // 4,
+        "megabytes": megabytes,
+        "latency": latency,
+        "bandwidth": bandwidth,
     }
 
-
-_NOT_ADAM = "The rule holds for steps along the gradient; Adam divides the gradient by its size."
 
 PART = Part(
     "00/eight_gpus",
@@ -31,14 +41,14 @@ PART = Part(
     asked(
         _draw,
         [
-            ("on one GPU", "a batch of {batch}, a learning rate of {rate:g}"),
-            ("on eight GPUs", "a batch of {batch} on each of them"),
+            ("a step on one GPU", "a batch of {batch}, {compute} ms of compute"),
+            ("gradients of the model", "{megabytes} MB"),
+            ("links between eight GPUs", "{latency} us, {bandwidth:g} GB/s one way"),
             ("an epoch", "{samples} samples"),
-            ("warm-up", "{warmup} epochs"),
         ],
         number(
             "effective",
-            "the effective batch on eight GPUs",
+            "the samples of a step if each of eight GPUs has a batch of {batch}",
             "8 * batch",
             "Each step uses an averaged gradient. Over how many samples is it averaged?",
             {
@@ -48,68 +58,67 @@ PART = Part(
             exact=True,
         ),
         number(
-            "linear",
-            "the learning rate on eight GPUs by the linear rule (Goyal et al. 2017)",
-            "8 * rate",
-            "By which factor has the effective batch grown?",
-            {
-                "sqrt(8) * rate": "this is the square root rule. Which one is linear?",
-                "rate": "there are an eighth of the steps now, so each must be longer.",
-                "rate / 8": "there are fewer steps now, and this makes each of them shorter too.",
-            },
-        ),
-        choices(
-            "holds_for",
-            "the optimizers for which the linear rule was derived and tested",
-            ("SGD", "SGD with momentum", "Adam", "AdamW"),
-            {"SGD", "SGD with momentum"},
-            "Which optimizers step along the mean gradient, without dividing by its size?",
-            {
-                "Adam": f"look at Adam again. {_NOT_ADAM}",
-                "AdamW": f"look at AdamW again. {_NOT_ADAM}",
-                "SGD": "where do k small steps of plain SGD lead, compared with one large step?",
-                "SGD with momentum": "Goyal et al. trained with momentum.",
-            },
-        ),
-        number(
-            "root",
-            "the learning rate for Adam, by the square root rule (Malladi et al. 2022)",
-            "sqrt(8) * rate",
-            "Take the square root of the factor by which the effective batch has grown.",
-            {
-                "8 * rate": "this is the linear rule.",
-                "rate": "with Adam too, the rate grows with the batch.",
-            },
-        ),
-        number(
             "steps",
-            "the number of steps in the warm-up on eight GPUs",
-            "warmup * samples / batch / 8",
+            "the number of these steps in an epoch",
+            "samples / batch / 8",
             "How many samples do all GPUs together process in one step?",
             {
                 "8 * answer": "this is the number of steps on one GPU.",
-                "answer / warmup": "this is the number of steps in one epoch.",
+                "samples / 8": "these are the samples of one GPU. How many are in a step?",
             },
             unit="steps",
             exact=True,
         ),
-        choice(
-            "why_warmup",
-            "why the learning rate rises to its full value over several epochs",
+        number(
+            "strong",
+            "the time of a step if eight GPUs share out the batch of one GPU",
+            "compute / 8 + ring",
+            "A step is the compute of one GPU's share, and then a ring all-reduce on eight GPUs.",
             {
-                "change": "at first the gradient changes from one small step to the next",
-                "noise": "at first the gradients of ranks are noisier than later",
-                "agree": "ranks must agree on their parameters first",
-                "moments": "the optimizer has no memory for its state yet",
+                "compute / 8": "the gradients are not averaged yet.",
+                "compute + ring": "here each GPU computes an eighth of the batch.",
+                "compute / 8 + ring - fixed": "each message of the ring needs the latency too.",
+                "compute / 8 + megabytes / bandwidth": "this is one message with all gradients.",
             },
-            "change",
-            "Which assumption does the linear rule make, and when does it fail?",
-            {
-                "noise": "the mean over a larger batch has less noise, not more.",
-                "agree": "ranks start with equal parameters and take the same steps.",
-                "moments": "memory does not depend on the learning rate.",
-            },
+            unit="ms",
         ),
-        where={"sqrt": sqrt},
+        number(
+            "weak",
+            "the time of a step if each of eight GPUs has a batch of {batch}",
+            "compute + ring",
+            "How long does one GPU compute now? The gradients have as many bytes as before.",
+            {
+                "compute": "the gradients are not averaged yet.",
+                "compute / 8 + ring": "this is the step with one batch, divided over eight GPUs.",
+                "compute + 8 * ring": "gradients do not grow with the batch.",
+            },
+            unit="ms",
+        ),
+        number(
+            "efficiency",
+            "the efficiency of that: eight GPUs, each with a batch of {batch}",
+            "100 * compute / (compute + ring)",
+            "Eight GPUs process eight times the samples. How long would that take ideally?",
+            {
+                "answer / 8": "the work is not divided here. Each GPU does as much as one alone.",
+                "10000 / answer": "this is upside down.",
+                "100 - answer": "this is the part of the step that the all-reduce takes.",
+            },
+            unit="%",
+        ),
+        choice(
+            "lever",
+            "what shortens the step with the shared-out batch most if it is ten times as good",
+            {"compute": "the GPUs", "latency": "the latency", "bandwidth": "the bandwidth"},
+            formula("max(parts, key=parts.get)"),
+            "The step has three parts. Which of them is the longest?",
+            {formula(f"sorted(parts, key=parts.get)[{n}]"): _SHORTER for n in (0, 1)},
+        ),
+        where={
+            "fixed": "14 * latency / 1000",  # ms: a ring of eight sends 14 messages in a row
+            "sent": "14 / 8 * megabytes / bandwidth",  # ms
+            "ring": "fixed + sent",
+            "parts": "{'compute': compute / 8, 'latency': fixed, 'bandwidth': sent}",
+        },
     ),
 )

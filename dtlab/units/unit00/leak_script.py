@@ -41,23 +41,23 @@ def mended(
 ) -> tuple[Any, list[Any]]:
     """Compute the results of `broken` in less memory; `fault` names one fault to put back.
 
-    "leak" keeps all outputs with their graphs, "evaluation" records a graph for the held-out
-    rows, and "gradients" clears the gradients only after the next forward pass.
+    "steps" keeps all outputs with their graphs, "rows" records a graph for the held-out
+    rows, and "weights" clears the gradients only after the next forward pass.
     """
     inputs, targets = held_out
     kept, total, count, losses = [], 0.0, 0, []
     for x, y in batches:
         output = model(x)
         loss = F.mse_loss(output, y)
-        if fault == "gradients":
+        if fault == "weights":
             optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if fault != "gradients":
+        if fault != "weights":
             optimizer.zero_grad()
         total, count = total + output.detach().double().sum().item(), count + output.numel()
-        kept += [output] if fault == "leak" else []
+        kept += [output] if fault == "steps" else []
         del output, loss
-        with torch.set_grad_enabled(fault == "evaluation"):
+        with torch.set_grad_enabled(fault == "rows"):
             losses.append(F.mse_loss(model(inputs), targets).item())
     return total / count, losses

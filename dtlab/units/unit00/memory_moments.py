@@ -63,7 +63,7 @@ _COMPARE = "compare that moment, and all earlier ones, with the memory of the GP
 PART = Part(
     "00/memory_moments",
     1,
-    "What lies in memory, and when",
+    "What is in memory, and when",
     7,
     2,
     asked(

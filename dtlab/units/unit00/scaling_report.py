@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.bench import Bench
+from dtlab.grading.checking.checks import RecordedCheck
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Case, Trial
+from dtlab.grading.checking.trials import Recording, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.report import Criterion
 from dtlab.predict import Cluster, Link
 from dtlab.units.unit00.jobs import CAUSES, Job, Row, draw_job, rows_of, trace_events
 from dtlab.units.unit00.shares import efficiencies, lost_seconds, speedup_without
@@ -230,23 +229,6 @@ _LINKS = {"latency": (4e-3, 5e9), "bandwidth": (1e-5, 2e7)}  # seconds, bytes/s 
 _SIZES = (40_000, 160_000, 10_000)  # elements of 4 bytes
 
 
-class Steps(Case):
-    """Steps of emulated compute and all-reduces: the check's own run, which is not judged."""
-
-    def __str__(self) -> str:
-        return f"{_STEPS} steps"
-
-    def given(self, rank: int, world_size: int) -> float:
-        return 0.02 / world_size
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: float) -> None:
-        fn(given)
-
-    def mistake(self, results: Sequence[Any]) -> str:
-        return ""
-
-
 def _train(forward: float) -> None:
     import torch
     import torch.distributed as dist
@@ -270,7 +252,8 @@ def recorded(seed: int, bench: Bench) -> Scaled | None:
     runs: dict[int, list[Row]] = {}
     for ranks in (1, _RANKS):
         cluster = Cluster(gpus_per_node=ranks, intra=link, inter=link)
-        observation = bench.observe(Trial(ranks, [Steps()], cluster=cluster, limit=_LIMIT), _train)
+        steps = Recording((0.02 / ranks,))
+        observation = bench.observe(Trial(ranks, [steps], cluster=cluster, limit=_LIMIT), _train)
         if observation.trace is None:
             return None
         runs[ranks] = [
@@ -281,23 +264,9 @@ def recorded(seed: int, bench: Bench) -> Scaled | None:
     return case if case.is_clear else None
 
 
-@dataclass(frozen=True)
-class RecordedCheck(Check):
-    """A check that adds freshly recorded traces to the synthetic ones of `trials`."""
-
-    def run(
-        self,
-        symbol: str,
-        answer: Any,
-        seed: int = 0,
-        learner: str | None = None,
-        bench: Bench = HERE,
-    ) -> list[Criterion]:
-        def trials(seed: int) -> Sequence[Trial]:
-            case = recorded(seed, bench)
-            return [*self.trials(seed), *([Trial(1, [case])] if case is not None else [])]
-
-        return Check(trials, self.rules).run(symbol, answer, seed, learner, bench)
+def _of_recorded(seed: int, bench: Bench) -> list[Trial]:
+    case = recorded(seed, bench)
+    return [Trial(1, [case])] if case is not None else []
 
 
 _LOST = ("compute", "waiting", "wire")
@@ -310,6 +279,7 @@ PART = Part(
     difficulty=3,
     check=RecordedCheck(
         trials=_trials,
+        record=_of_recorded,
         rules=(
             rule("numbers", 2, "ranks, speed-up and efficiency are right"),
             rule("compute", 4, "time lost to input, cores and serial work is right", "form"),

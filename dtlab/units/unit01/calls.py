@@ -6,6 +6,7 @@ and says what is wrong with the `Answer` of each rank.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -15,6 +16,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups
 from dtlab.grading.checking.trials import Case
 from dtlab.grading.checking.values import labelled, total, wrong_sum
+from dtlab.grading.words import ranks_in_words
 
 if TYPE_CHECKING:
     import torch
@@ -96,8 +98,9 @@ class Call(Case):
 
     def labelled(self) -> tuple[Call, str]:
         """The call with whole numbers from which one can read whose values a sum contains."""
+        rank = "global rank r" if self.groups else "rank r"
         return replace(self, is_labelled=True), (
-            "Here rank r holds 10^r times 1, 2, ... 9, 1, 2, ...: the last digit of a sum comes "
+            f"Here {rank} holds 10^r times 1, 2, ... 9, 1, 2, ...: the last digit of a sum comes "
             "from rank 0, the one before it from rank 1."
         )
 
@@ -146,7 +149,23 @@ class Call(Case):
         """What is wrong on the lowest rank that has a wrong result; empty if none has."""
         inputs = self.inputs(len(results))
         messages = ((rank, self.wrong(one, rank, inputs)) for rank, one in enumerate(results))
-        return next((f"rank {rank}: {message}" for rank, message in messages if message), "")
+        found = ((rank, message) for rank, message in messages if message)
+        return next((self._in_place(rank, message) for rank, message in found), "")
+
+    def _in_place(self, rank: int, message: str) -> str:
+        """A message about a rank; in a group also with its group rank, and a hint."""
+        group = next((group for group in self.groups if rank in group), ())
+        place = f" (group rank {group.index(rank)})" if group else ""
+        return f"rank {rank}{place}: {message}\n{self.advice(message)}".rstrip()
+
+    def advice(self, trouble: str) -> str:
+        """A hint on process groups, or on the lengths of chunks if they do not fit."""
+        if self.groups and "'group'" in trouble:
+            return "Your function takes no `group`: write group=None as its last argument."
+        if self.groups:
+            return " ".join(filter(None, (_on_groups(trouble), self.note, _global(self.groups))))
+        ranks = int(match[1]) if (match := _OTHER_SIZES.match(trouble)) else 1
+        return _lengths(self.size, ranks) if self.size % ranks else ""
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
         """What is wrong with the answer of one rank; empty if it is right."""
@@ -164,6 +183,49 @@ class Call(Case):
             f"you return the right {self.noun} but leave `{self.place}` unchanged. Write it in "
             f"place: {self.place}.copy_(...)."
         )
+
+
+_OTHER_SIZES = re.compile(
+    r"(\d+) ranks,.*(receives it into \w+\[\d+\]|must match the size|invalid for input of)",
+    re.DOTALL,
+)
+
+
+def _on_groups(trouble: str) -> str:
+    """What to write so that a function works on a group of some ranks."""
+    give = "Pass `group` to every call of torch.distributed; without it, all ranks take part."
+    count = (
+        "Use ranks of the group: dist.get_rank(group), group_dst=..., group_src=...; a rank of "
+        "the group is not the global rank that dst= and src= take."
+    )
+    if "not those of" in trouble:
+        return give
+    return count if "not part of the group" in trouble else f"{give} {count}"
+
+
+def _global(groups: Groups) -> str:
+    """Says which numbers a message means, with the last rank of the first group as an example."""
+    *others, last = groups[0]
+    return (
+        f"The ranks named above are global ranks: in the group of {ranks_in_words(groups[0])}, "
+        f"rank {last} is group rank {len(others)}."
+    )
+
+
+def _lengths(size: int, ranks: int) -> str:
+    """Says how long the chunks are whose number does not divide the size."""
+    least, longer = divmod(size, ranks)
+    first, rest = (
+        ranks_in_words(numbers).replace("rank", "chunk")
+        for numbers in (range(longer), range(longer, ranks))
+    )
+    return (
+        f"{size} elements do not divide by {ranks}: with tensor_split, {first} "
+        f"{'has' if longer == 1 else 'have'} {least + 1} element{'s' * (least > 0)}, and {rest} "
+        f"{'has' if ranks - longer == 1 else 'have'} {least or 'none'}. Give each receive buffer "
+        "the length of the chunk that arrives, which may differ from the chunk that you send: "
+        "torch.empty_like(chunks[number])."
+    )
 
 
 class AllReduce(Call):
@@ -229,6 +291,7 @@ class ReduceScatter(Call):
         chunks, own = total(inputs, members).chunk(len(members)), members.index(rank)
         if not sentence or answer.returned is not None or result.shape != chunks[0].shape:
             return sentence
+        here = f"group rank {own}" if self.groups else f"rank {own}"
         if (result == self.before).all():
             return "`output` is as it was: write the sum into it."
         if (result - self.before).equal(chunks[own]):
@@ -236,7 +299,7 @@ class ReduceScatter(Call):
         for number, chunk in enumerate(chunks):
             if result.equal(chunk):
                 return (
-                    f"this is chunk {number} of the sum, and rank {own} must have chunk {own}. "
+                    f"this is chunk {number} of the sum, and {here} must have chunk {own}. "
                     "A chunk makes N-1 hops and must end on the rank with its number: chunk c "
                     "starts on rank c + 1 if you send to rank + 1, on rank c - 1 if you send to "
                     "rank - 1."
@@ -249,7 +312,7 @@ class ReduceScatter(Call):
         if len(found) < len(members):
             advice = "A chunk passes every rank in N-1 rounds, and each rank adds its own to it."
         return (
-            f"this is {values}; rank {own} must have the sum of chunk {own} of all {len(members)} "
+            f"this is {values}; {here} must have the sum of chunk {own} of all {len(members)} "
             f"ranks. {advice}"
         )
 

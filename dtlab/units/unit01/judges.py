@@ -146,23 +146,7 @@ def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
 def _wrong_in_groups(seen: Seen) -> str:
     """What is wrong on groups whose members are not the first ranks of the world."""
     run = next(run for run in seen if calls_of(run)[0].groups)
-    if not run.mistakes:
-        return ""
-    return f"{run.mistakes[0]}\n{_group_advice(run)} {calls_of(run)[0].note}".rstrip()
-
-
-def _group_advice(run: Observation) -> str:
-    message = run.failure.message if run.failure is not None else run.mistakes[0]
-    if "'group'" in message:
-        return "Your function takes no `group`: write group=None as its last argument."
-    give = "Pass `group` to every call of torch.distributed; without it, all ranks take part."
-    count = (
-        "Use ranks of the group: dist.get_rank(group), group_dst=..., group_src=...; a rank of "
-        "the group is not the global rank that dst= and src= take."
-    )
-    if "not those of" in message:
-        return give
-    return count if "not part of the group" in message else f"{give} {count}"
+    return run.mistakes[0] if run.mistakes else ""
 
 
 judge_subgroups = after_result("right on groups of some of the ranks too", _wrong_in_groups)

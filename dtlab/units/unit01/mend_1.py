@@ -1,4 +1,4 @@
-"""01/mend_1: repair a ring in which all ranks receive before they send."""
+"""01/mend_1: repair a ring that names its neighbours by their places in the node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import labelled
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.waits import judge_waits
-from dtlab.grading.words import ranks_in_words
 from dtlab.units.unit01.mending import (
     BYTES,
     ELEMENTS,
@@ -21,37 +20,37 @@ from dtlab.units.unit01.mending import (
     mend,
     name_of,
     same,
+    strangers,
     traffic,
 )
 
 if TYPE_CHECKING:
     import torch
 
-    from dtlab.trace import Trace
-
 
 @dataclass(frozen=True)
 class Blocks(Returning):
-    """A call of `gather_blocks(block)`, which returns the blocks of all ranks in order."""
+    """A call of `gather_blocks(block, per_node)`, which returns the blocks of the rank's node."""
 
     seed: int
     size: int
+    per_node: int
 
     def __str__(self) -> str:
-        return f"blocks of {self.size}"
+        return f"{self.per_node} on a node, blocks of {self.size}"
 
-    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
-        return (labelled(self.seed, self.size, rank),)
+    def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, int]:
+        return labelled(self.seed, self.size, rank), self.per_node
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         blocks = [labelled(self.seed, self.size, rank) for rank in range(len(results))]
         for rank, noted in enumerate(results):
-            got = noted["returned"]
-            if not are_tensors(got, len(blocks)):
-                message = f"return a list of {len(blocks)} blocks, one per rank."
+            got, first = noted["returned"], rank - rank % self.per_node
+            if not are_tensors(got, self.per_node):
+                message = f"return a list of {self.per_node} blocks, one per rank of the node."
                 yield "result", f"rank {rank}: {message}"
                 return
-            for place, block in enumerate(blocks):
+            for place, block in enumerate(blocks[first : first + self.per_node]):
                 if not same(got[place], block):
                     name = name_of(got[place], blocks, "the block of rank {}")
                     yield "result", f"rank {rank}: place {place} holds {name}."
@@ -59,40 +58,29 @@ class Blocks(Returning):
 
 def _trials(seed: int) -> list[Trial]:
     draw = random.Random(seed)
-    small = [Trial(ranks, [Blocks(seed, draw.randint(1, 9))]) for ranks in (1, 3, 5)]
-    return [*small, Trial(4, [Blocks(seed, ELEMENTS)])]
-
-
-def _strangers(trace: Trace) -> str:
-    """A message if a rank exchanges messages with a rank that is not its neighbour in the ring."""
-    ranks = trace.world_size
-    for rank in range(ranks):
-        others = trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
-        if others:
-            peers = ranks_in_words(sorted(others))
-            return f"rank {rank} exchanges messages with {peers}, but they are not neighbours."
-    return ""
+    sizes = ((2, draw.randint(1, 9), 1), (6, draw.randint(1, 9), 3), (4, ELEMENTS, 4))
+    return [Trial(ranks, [Blocks(seed, size, per_node)]) for ranks, size, per_node in sizes]
 
 
 PART = Part(
     "01/mend_1",
     3,
-    "A ring that stands still",
-    10,
-    1,
+    "The blocks of a node",
+    12,
+    2,
     mend(
         "gather_blocks",
-        Trial(5, [Blocks(0, 3)]),
+        Trial(6, [Blocks(0, 3, 3)]),
         judge_waits,
         _trials,
-        "all blocks are in their places, on 1 to 5 ranks",
+        "all blocks are in their places, on nodes of 1, 3 and 4 ranks",
         "each rank sends N-1 blocks to its neighbour in the ring",
         traffic(
             ("send", "recv"),
             6,
             lambda ranks, rank: (ranks - 1) * BYTES,
             "In each of N-1 rounds, send one block to the next neighbour.",
-            _strangers,
+            strangers,
         ),
     ),
 )

@@ -26,13 +26,13 @@ def _mean(good: Sequence[torch.Tensor], ranks: int) -> torch.Tensor | float:
 _USUAL: tuple[tuple[Callable[..., Any], str], ...] = (  # common wrong gradients, and advice
     (
         lambda good, ranks: sum(good) / ranks,
-        "You divide by the number of ranks; divide by the number of good batches of the step.",
+        "Every sum of gradients is divided by the number of ranks, also where a batch is bad.",
     ),
     (
         lambda good, ranks: _mean(good, ranks) if len(good) == ranks else 0.0,
-        "You skip a step on all ranks if one has a bad batch: the good batches still count.",
+        "No rank makes a step in which one batch is bad, although the other batches are good.",
     ),
-    (lambda good, ranks: sum(good), "This steps with the sum of the gradients; take their mean."),
+    (lambda good, ranks: sum(good), "Each step is made with the sum of the gradients."),
 )
 _OTHERWISE = (
     "Go through the steps: which gradients are in the sum, and by what number is it divided?"
@@ -86,8 +86,8 @@ class Batches(Returning):
             elif not got.isfinite().all():
                 yield (
                     "result",
-                    f"rank {rank}: the weights are not finite. A bad batch got into a sum; NaN "
-                    "times zero is NaN, so replace its gradient by zeros.",
+                    f"rank {rank}: the weights are not finite. Numbers of a bad batch are in a "
+                    "sum, or a sum is divided by zero.",
                 )
             elif not _near(got, right):
                 why = [hint for mean, hint in _USUAL if _near(got, self.weights(ranks, mean))]
@@ -118,7 +118,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     "01/mend_2",
     3,
-    "A batch that one rank leaves out",
+    "Training on raw data",
     14,
     2,
     mend(

@@ -123,7 +123,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     "01/mend_5",
     3,
-    "A table that is summed in the wrong places",
+    "A table of counts",
     12,
     2,
     mend(

@@ -13,7 +13,7 @@ from dtlab.grading.checking.checks import UNANSWERED, Check, Verdict, blocked, l
 from dtlab.grading.checking.criteria import Faulty, Seen, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mends import MendProgram
-from dtlab.grading.words import amount
+from dtlab.grading.words import amount, ranks_in_words
 from dtlab.units.unit01.judges import by_luck
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dtlab.trace import Trace
 
 __all__ = ["BYTES", "ELEMENTS", "Returning", "all_reduced", "are_tensors", "compared", "mend",
-           "name_of", "same", "traffic"]  # fmt: skip
+           "name_of", "same", "strangers", "traffic"]  # fmt: skip
 
 ELEMENTS = 1 << 16  # of float32, in the trials that measure traffic: 262 kB
 BYTES = 4 * ELEMENTS
@@ -126,7 +126,7 @@ def compared(
         if run.error is not None:
             return blocked(f"the broken program did not return: {run.trouble}")
         message = wrong(run, diagnosis)
-        return lost(f"{run.trial.words()}: {message}") if message else ok(right)
+        return lost(message) if message else ok(right)
 
     return judge
 
@@ -189,6 +189,17 @@ def traffic(
         return f"{last.trial.words()}: {message}" if message else ""
 
     return wrong
+
+
+def strangers(trace: Trace) -> str:
+    """A message if a rank exchanges messages with a rank that is not its neighbour in the ring."""
+    ranks = trace.world_size
+    for rank in range(ranks):
+        others = trace.peers(rank) - {(rank - 1) % ranks, (rank + 1) % ranks}
+        if others:
+            peers = ranks_in_words(sorted(others))
+            return f"rank {rank} exchanges messages with {peers}, but they are not neighbours."
+    return ""
 
 
 def all_reduced(ranks: int, size: float) -> float:

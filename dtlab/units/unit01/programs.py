@@ -9,20 +9,20 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-__all__ = ["gather_blocks", "share_out", "sum_columns", "sum_grid", "train"]
+__all__ = ["gather_blocks", "sum_columns", "sum_grid", "train", "with_neighbours"]
 
 
-def gather_blocks(block: torch.Tensor) -> list[torch.Tensor]:
-    """All blocks, in the order of the ranks, on every rank: they travel round the ring."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    right, left = (rank + 1) % size, (rank - 1) % size
-    blocks = [torch.empty_like(block) for _ in range(size)]
-    blocks[rank].copy_(block)
-    for step in range(size - 1):
-        outgoing = blocks[(rank - step) % size]
-        arriving = blocks[(rank - step - 1) % size]
+def gather_blocks(block: torch.Tensor, per_node: int) -> list[torch.Tensor]:
+    """The blocks of this rank's node, in the order of its ranks: they travel round a ring."""
+    place = dist.get_rank() % per_node
+    right, left = (place + 1) % per_node, (place - 1) % per_node
+    blocks = [torch.empty_like(block) for _ in range(per_node)]
+    blocks[place].copy_(block)
+    for step in range(per_node - 1):
+        arriving = blocks[(place - step - 1) % per_node]
+        sending = dist.isend(block, dst=right)
         dist.recv(arriving, src=left)
-        dist.send(outgoing, dst=right)
+        sending.wait()  # type: ignore[union-attr]
     return blocks
 
 
@@ -46,7 +46,7 @@ def sum_grid(outputs: torch.Tensor, gradients: torch.Tensor, per_row: int) -> No
     rows = [dist.new_group(row.tolist()) for row in grid]
     columns = [dist.new_group(column.tolist()) for column in grid.T]
     row, column = divmod(rank, per_row)
-    if (row + column) % 2 == 0:  # half of the ranks begin with the other links
+    if (row + column) % 2 == 0:  # so that all links are busy
         dist.all_reduce(outputs, group=rows[row])
         dist.all_reduce(gradients, group=columns[column])
     else:
@@ -54,26 +54,17 @@ def sum_grid(outputs: torch.Tensor, gradients: torch.Tensor, per_row: int) -> No
         dist.all_reduce(outputs, group=rows[row])
 
 
-def share_out(images: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row r of rank 0's `images` times its `scale`, on rank r; and the sum of all such rows."""
+def with_neighbours(strip: torch.Tensor) -> torch.Tensor:
+    """This rank's rows, with the row before them on top and the row after them at the bottom."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine = images[rank].float()
-    if rank == 0:
-        buffer = torch.empty_like(mine)
-        sending = []
-        for other in range(1, size):
-            buffer.copy_(images[other])  # whole numbers become floats
-            sending.append(dist.isend(buffer, dst=other))
-    dist.broadcast(scale, src=0)  # while the rows travel
-    if rank == 0:
-        for work in sending:
-            work.wait()  # type: ignore[union-attr]
-    else:
-        dist.recv(mine, src=0)
-    mine *= scale
-    total = mine.clone()
-    dist.all_reduce(total)
-    return mine, total
+    above, below = (rank - 1) % size, (rank + 1) % size
+    top, bottom = torch.empty_like(strip[:1]), torch.empty_like(strip[:1])
+    sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
+    dist.recv(top, src=above)
+    dist.recv(bottom, src=below)
+    for work in sending:
+        work.wait()  # type: ignore[union-attr]
+    return torch.cat([top, strip, bottom])
 
 
 def sum_columns(table: torch.Tensor) -> torch.Tensor:

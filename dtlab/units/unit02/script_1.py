@@ -1,21 +1,22 @@
-"""02/script_1, "Four copies, four models": the loop calls the model instead of the DDP replica."""
+"""02/script_1: the averaged gradients are not written back to `.grad`."""
 
 from __future__ import annotations
 
-from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, equal_copies, shared
+from dtlab.grading.scripts.data_parallel import ADAM, SCENE, equal_copies, shared
 from dtlab.grading.scripts.mend import script_part
 
 PART = script_part(
     "02/script_1",
-    "Four copies, four models",
-    7,
+    "Script 1",
+    8,
     1,
     "dtlab.units.unit02.scripts.train_1",
     SCENE,
     shared,
     equal_copies(ADAM),
-    SYMPTOMS,
-    ["loss = F.cross_entropy(model(images), labels)"],
-    "Which object is called here, and which object would have averaged the gradients?",
+    lines=[
+        "gradients = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]",
+    ],
+    look="Follow one gradient from backward to the step: which tensors hold its value?",
     optimizer=ADAM,
 )

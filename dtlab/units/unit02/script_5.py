@@ -1,44 +1,26 @@
-"""02/script_5, "A hook of one's own": the hook averages parameters instead of gradients."""
+"""02/script_5: each rank clips its gradient before it is averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import ADAM, SCENE, SYMPTOMS, equal_copies, shared
+from dtlab.grading.scripts.data_parallel import SCENE, equal_copies, shared
 from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.run import events_of
-from dtlab.grading.words import amount
+from dtlab.grading.scripts.reference import Optimizer
 
-_MORE = 1.25  # a factor: a loss or a count may be averaged too
-
-
-def _more_than_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if a rank all-reduces more than its gradients, such as the parameters."""
-    for rank, seen in enumerate(results):
-        needed = 4 * len(seen.after) * len(seen.passes)
-        handed = sum(event.bytes for event in events_of(one, "all_reduce", rank=rank))
-        if handed > _MORE * needed:
-            return (
-                f"rank {rank} has {amount(handed)} averaged, and its gradients are "
-                f"{amount(needed)}. What else is averaged, and what for? Copies that begin equal "
-                "and take equal steps stay equal."
-            )
-    return ""
-
+_LONGEST = 0.6  # some gradients in the trials are longer, some are not
+_CLIPPED = Optimizer(0.5, clip=_LONGEST)
 
 PART = script_part(
     "02/script_5",
-    "A hook of one's own",
-    11,
+    "Script 5",
+    10,
     2,
     "dtlab.units.unit02.scripts.train_5",
     SCENE,
-    shared,
-    equal_copies(ADAM, _more_than_gradients),
-    SYMPTOMS,
-    ["dist.all_reduce(parameter.data)", "parameter.data /= size"],
-    "What is averaged, and when: before the optimizer steps, or after it?",
-    optimizer=ADAM,
+    partial(shared, more=(_LONGEST,)),
+    equal_copies(_CLIPPED),
+    lines=["clip_grad_norm_(model.parameters(), max_norm)"],
+    look="Compare the lengths of the steps with those of one process. Which line sets a length?",
+    optimizer=_CLIPPED,
 )

@@ -1,4 +1,8 @@
-"""02/script_6, "Four times the traffic": no_sync wraps only the backward pass."""
+"""02/script_6: gradients are cleared for each microbatch, and the losses are not divided.
+
+Together they make steps with the gradient of one microbatch. Mending one of them alone makes the
+steps too short or too long.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import random
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
+from dtlab.grading.scripts.data_parallel import SGD, trained
 from dtlab.grading.scripts.judges import (
     copies_differ,
     not_shared_out,
@@ -36,19 +40,18 @@ def _trials(seed: int) -> list[Trial]:
 
 PART = script_part(
     "02/script_6",
-    "Four times the traffic",
-    11,
-    2,
+    "Script 6",
+    13,
+    3,
     "dtlab.units.unit02.scripts.train_6",
     Trial(2, [_accumulated(0, 128, 4)]),
     _trials,
     (
-        criterion("traffic", 2, "a rank sends one gradient for each step", too_much_sent),
+        criterion("traffic", 1, "a rank sends one gradient for each step", too_much_sent),
         trained(
-            1, "traffic", too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)
+            2, "traffic", too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)
         ),
     ),
-    SYMPTOMS,
-    ["loss = F.cross_entropy(replica(images), labels) / accumulate", "with replica.no_sync():"],
-    "When does DDP decide whether a backward pass communicates?",
+    lines=["optimizer.zero_grad()", "loss = F.cross_entropy(replica(images), labels)"],
+    look="Which microbatches are in `.grad` when the optimizer steps, and with which weights?",
 )

@@ -1,4 +1,4 @@
-"""02/script_7, "A step that grows": gradients are never set to zero."""
+"""02/script_7: DDP is created while a layer is frozen, and does not average it later."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import COPIES, SCENE, SYMPTOMS, shared, trained
+from dtlab.grading.scripts.data_parallel import COPIES, SCENE, shared, trained
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import (
-    NEAR,
-    Optimizer,
-    gradient_of,
-    mean,
-    not_as_one_process,
-    off,
-    steps_of,
-)
+from dtlab.grading.scripts.reference import NEAR, Optimizer, gradient_of, mean, off, steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,47 +19,51 @@ if TYPE_CHECKING:
 _FAST = Optimizer(0.5)
 
 
-def _piled_up_in_an_epoch(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if gradients are set to zero only once per epoch."""
-    steps = steps_of(case, results)
+
+def _not_as_one_process(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    """Objects if training is not that of one process that freezes layer 0 in epoch 0."""
+    steps, frozen = steps_of(case, results), (64 + 1) * case.hidden
     each = len(steps) // case.epochs
-    if each < 2 or case.epochs < 2:  # cannot be told from zeroing in every step, or never
-        return ""
-    left: list[torch.Tensor] = []
 
     def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
-        new = gradient_of(case, now, mean(steps[step]))
-        left.append(new + left[-1] if step % each else new)
-        return left[-1]
+        gradient = gradient_of(case, now, mean(steps[step]))
+        gradient[: frozen * (step < each)] = 0
+        return gradient
 
     wanted = _FAST.run(case.start(0), gradients, len(steps))
-    if any(off(own.after, wanted, case.start(0)) >= NEAR for own in results):
-        return ""
-    return (
-        "gradients accumulate within an epoch, and begin anew with the next one: from the second "
-        "step on, `.grad` still holds earlier batches. Into which loop does the line belong?"
-    )
+    for rank, seen in enumerate(results):
+        begin, middle, end = (
+            row[:frozen] for row in (seen.before[0], seen.before[each], seen.after)
+        )
+        if not middle.equal(begin):
+            return f"on rank {rank} layer 0 moves in epoch 0, in which it must be frozen."
+        if end.equal(middle):
+            return f"on rank {rank} layer 0 does not move after epoch 0."
+        if off(seen.after, wanted, case.start(0)) >= NEAR:
+            return (
+                f"rank {rank}'s parameters are not those of one process that takes all ranks' "
+                "samples in each step, and trains layer 0 from epoch 1 on. Is every gradient the "
+                "mean over the ranks, and the rate that of the script?"
+            )
+    return ""
 
 
 PART = script_part(
     "02/script_7",
-    "A step that grows",
-    7,
-    1,
+    "Script 7",
+    10,
+    2,
     "dtlab.units.unit02.scripts.train_7",
     SCENE,
     shared,
     (
-        trained(2, "", not_shared_out, _piled_up_in_an_epoch, not_as_one_process(_FAST)),
-        criterion("copies", 1, COPIES, copies_differ, after="training"),
+        criterion("copies", 1, COPIES, copies_differ),
+        trained(2, "copies", not_shared_out, _not_as_one_process),
     ),
-    SYMPTOMS,
-    [
-        "for images, labels in loader:",
-        "loss = F.cross_entropy(replica(images), labels)",
-        "optimizer.step()",
-        "total += loss.item()",
+    lines=[
+        "replica = DDP(model)",
+        "first.requires_grad_(True)",
     ],
-    "A line is missing: it belongs between two backward passes, but not between which two lines?",
+    look="Compare the bytes of the all-reduces in epochs 0 and 1. When is that settled?",
     optimizer=_FAST,
 )

@@ -1,4 +1,4 @@
-"""02/script_8, "The second node": a rank picks its GPU by its global rank."""
+"""02/script_8: samples are shared out by the rank in the node, so each node takes all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dtlab.errors import RankError
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import SGD, SYMPTOMS, trained
+from dtlab.grading.scripts.data_parallel import SGD, trained
 from dtlab.grading.scripts.judges import copies_differ, not_shared_out
 from dtlab.grading.scripts.mend import script_part
 from dtlab.grading.scripts.reference import not_as_one_process
@@ -113,23 +113,25 @@ def no_card_of_its_own(case: OnCards, results: Sequence[Seen], one: Observation)
 
 PART = script_part(
     "02/script_8",
-    "The second node",
-    11,
-    2,
+    "Script 8",
+    8,
+    1,
     "dtlab.units.unit02.scripts.train_8",
     Trial(4, [OnCards(0, 128, nodes=2)]),
     _trials,
     (
         criterion(
-            "devices",
+            "samples",
             2,
-            "each rank has the card of its LOCAL_RANK",
-            no_card_of_its_own,
+            "in every epoch each sample goes to one rank of all nodes",
+            not_shared_out,
             trouble=_no_such_card,
         ),
-        trained(1, "devices", not_shared_out, copies_differ, not_as_one_process(SGD)),
+        trained(1, "samples", no_card_of_its_own, copies_differ, not_as_one_process(SGD)),
     ),
-    SYMPTOMS,
-    ["device = card(rank)"],
-    "Which number counts over all nodes, and which number does `card` need?",
+    lines=[
+        'rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])',
+        "sampler = DistributedSampler(data, num_replicas=size, rank=rank, seed=8)",
+    ],
+    look="Compare one node with two: which ranks take the same samples?",
 )

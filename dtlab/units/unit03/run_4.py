@@ -1,4 +1,4 @@
-"""03/run_4, "Eight passes, eight times the rate": the rate grows although the batch does not."""
+"""03/run_4: the rate grows although the batch does not."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import random
 
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.mend import script_part
 from dtlab.units.unit03.run_trials import (
     BASE_BATCH,
     BATCH,
     RATE,
-    SYMPTOMS,
-    measured,
     rates_and_end,
     scene,
     schedule,
@@ -41,26 +39,13 @@ def _of_recipe(case: Training, ranks: int) -> list[float]:
 
 PART = script_part(
     "03/run_4",
-    "Eight passes, eight times the rate",
-    11,
+    "Run 4",
+    10,
     2,
     "dtlab.units.unit03.runs.train_4",
     scene(4, (BATCH, RATE, 4)),
     one_recipe,
     rates_and_end(_of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"),
-    SYMPTOMS,
-    ["optimizer = SGD(replica.parameters(), lr=size * parts * rate, momentum=0.9)"],
-    "With what should the rate grow, and does that grow here?",
-    proof=proof(
-        measured,
-        "batch",
-        "Divide the samples of an epoch by its updates.",
-        {
-            "batch / ranks": "these are the samples of one rank.",
-            "batch / case.passes": "an update has several microbatches.",
-            "case.micro_batch": "that is one forward pass on one rank.",
-            "batch / times": "this is the batch that the rate would fit.",
-        },
-        unit="samples",
-    ),
+    lines=["optimizer = SGD(replica.parameters(), lr=size * parts * rate, momentum=0.9)"],
+    look="With what should the rate grow, and does that grow here?",
 )

@@ -1,8 +1,7 @@
-"""Trials, measurements and symptoms of the four training runs 03/run_1 to 03/run_4.
+"""Trials and criteria of the four training runs 03/run_1 to 03/run_4.
 
-The scripts are in `runs`, as the notebook shows them. The symptom and the number are measured in a
-run of the broken script on digits. The repaired script is judged by how far each of its updates
-moves the parameters, and by its final parameters.
+The scripts are in `runs`, as the notebook shows them. The repaired script is judged by how far
+each of its updates moves the parameters, and by its final parameters.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dtlab.grading.checking.checks import Rule
 from dtlab.grading.checking.criteria import Objection, criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.cases import OnDigits, Seen, Training
-from dtlab.grading.scripts.data_parallel import drift, left_out, too_many_bytes, trained
+from dtlab.grading.scripts.data_parallel import trained
 from dtlab.grading.scripts.judges import (
     copies_differ,
     not_shared_out,
@@ -31,12 +30,10 @@ from dtlab.grading.scripts.reference import (
     not_as_one_process,
     steps_of,
 )
-from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms
 
 __all__ = [
-    "BASE_BATCH", "BATCH", "RATE", "SYMPTOMS", "accumulated", "linear", "measured",
-    "moved_within_an_update", "moves", "of_rates", "other_rates", "rates_and_end", "scene",
-    "schedule", "training",
+    "BASE_BATCH", "BATCH", "RATE", "accumulated", "linear", "moved_within_an_update", "moves",
+    "of_rates", "other_rates", "rates_and_end", "scene", "schedule", "training",
 ]  # fmt: skip
 
 BASE_BATCH, BASE_RATE = 32, 0.05  # the recipe of one process: samples of an update, and its rate
@@ -46,7 +43,6 @@ _WARM_UP = 3, 8  # the warm-up's part of the updates, as a fraction
 _LIMIT = 30.0  # seconds for a broken run, which takes one second
 _ASTRAY = 0.05  # of the length of an update; rounding causes a thousandth
 _NEAR = 0.01  # of the highest rate
-_ABOUT, _TWICE = 1.1, 1.5  # factors: about the same; clearly more, which no script comes near
 
 RatesOf = Callable[[Training, int], Sequence[float]]  # (case, ranks) -> the rate of each update
 Factors = Callable[[Training, int], Iterator[tuple[float, str]]]  # factors and their causes
@@ -175,7 +171,7 @@ def other_rates(rates_of: RatesOf, factors: Factors) -> Objection:
             f"{rates[place]:.3g}; it should be {wanted[place]:.3g}."
         )
         if not _alike(rates, [times * rate for rate in wanted]):
-            return f"{words} {_why_another_schedule(case, rates, wanted)}"
+            return f"{words} {_why_another_schedule(case, results, rates, wanted)}"
         known = factors(case, len(results))
         why = next(
             (why for factor, why in known if math.isclose(factor, times, rel_tol=_NEAR)), ""
@@ -190,16 +186,21 @@ def _alike(rates: Sequence[float], wanted: Sequence[float]) -> bool:
     return all(abs(got - want) < near for got, want in zip(rates, wanted, strict=True))
 
 
-def _why_another_schedule(case: Training, rates: Sequence[float], wanted: Sequence[float]) -> str:
+def _why_another_schedule(
+    case: Training, results: Sequence[Seen], rates: Sequence[float], wanted: Sequence[float]
+) -> str:
     """Explains a schedule that is too fast or too slow, or another schedule."""
-    updates = len(wanted)
+    updates, start = len(wanted), wanted[0] / max(wanted)
+    part = updates // len(results)
+    if _alike(rates, [*schedule(max(wanted), part, start), *[0.0] * (updates - part)]):
+        return f"The schedule is over after {part} of {updates} updates."
     for count in range(2, updates + 1):
         if _alike(rates, [*wanted[::count], *[0.0] * updates][:updates]):
             return f"The schedule makes {count} steps where it should make one."
         if _alike(rates, [wanted[step // count] for step in range(updates)]):
             often = "never goes on" if count == updates else f"goes one step in {count} updates"
             return f"The schedule {often}: how often does `schedule.step()` run?"
-    start, warm = wanted[0] / max(wanted), wanted.index(max(wanted))
+    warm = wanted.index(max(wanted))
     for rising in (warm, case.passes * warm, None):  # warm-ups that a learner may have passed
         told = schedule(max(wanted), case.passes * updates, start, rising)
         if _alike(rates, told[case.passes - 1 :: case.passes]):
@@ -238,95 +239,6 @@ def rates_and_end(
 ) -> tuple[Rule, Rule]:
     """Makes two criteria: `name` for the length of updates, and one for the final parameters."""
     rates = other_rates(rates_of, factors)
-    begin = criterion(name, 1, right, too_large_passes, moved_within_an_update, rates)
+    begin = criterion(name, 2, right, too_large_passes, moved_within_an_update, rates)
     as_one = not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM))
     return begin, trained(1, name, not_shared_out, copies_differ, too_much_sent, as_one)
-
-
-# What is measured in a broken run ----------------------------------------------------------------
-
-
-def _rates(scene: Scene) -> list[float]:
-    return [rate for _, rate in scene.results[0].curve]
-
-
-def measured(scene: Scene) -> dict[str, float]:
-    """The measured numbers for which the diagnoses ask.
-
-    `batch`: the samples of an update over all ranks. `times`: the peak by the linear rule for
-    this batch, divided by the peak of the run. `stretch`: the length of the first update, divided
-    by the length that its rate and the mean gradient give.
-    """
-    case, rates = scene.case, _rates(scene)
-    batch = sum(len(batch) for rank in scene.results for batch in rank.passes) / len(rates)
-    (move,) = moves(case, scene.results[0], steps_of(case, scene.results)[:1])
-    return {
-        "batch": batch,
-        "times": BASE_RATE * batch / BASE_BATCH / max(rates),
-        "moving": sum(rate > 0 for rate in rates),
-        "updates": len(rates),
-        "stretch": move.rate / rates[0],
-    }
-
-
-SYMPTOMS = Symptoms()
-
-
-def _peak(scene: Scene) -> tuple[float, str]:
-    times = measured(scene)["times"]
-    other = "a higher" if times > _ABOUT else "a lower" if _ABOUT * times < 1 else "about the same"
-    peak = f"the peak rate was {max(_rates(scene)):.3g}"
-    return times, f"{peak}; for such updates the linear rule gives {other} one"
-
-
-@SYMPTOMS.add("rate too low", "the peak rate fits a smaller batch than an update takes")
-def _too_low(scene: Scene) -> Finding:
-    times, words = _peak(scene)
-    return Finding(times > _TWICE, words)
-
-
-@SYMPTOMS.add("rate too high", "the peak rate fits a larger batch than an update takes")
-def _too_high(scene: Scene) -> Finding:
-    times, words = _peak(scene)
-    return Finding(_TWICE * times < 1, words)
-
-
-@SYMPTOMS.add("rate gone", "most updates are made with a rate of 0")
-def _gone(scene: Scene) -> Finding:
-    rates = _rates(scene)
-    none = rates.count(0)
-    often = "most" if 2 * none > len(rates) else "some" if none else "none"
-    return Finding(2 * none > len(rates), f"{often} of {len(rates)} updates had a rate of 0")
-
-
-@SYMPTOMS.add("still rising", "the rate is at its highest in the last update")
-def _still_rising(scene: Scene) -> Finding:
-    rates = _rates(scene)
-    top, count = rates.index(max(rates)), len(rates)
-    return Finding(top == count - 1, f"the rate was highest in update {top} of {count}, from 0")
-
-
-def _length(scene: Scene) -> tuple[float, str]:
-    times = measured(scene)["stretch"]
-    how = "longer than" if times > _TWICE else "as long as"
-    how = "shorter than" if _TWICE * times < 1 else how
-    return times, f"the first update was {how} its rate and the mean gradient make it"
-
-
-@SYMPTOMS.add("too long", "an update is longer than its rate times the mean gradient")
-def _too_long(scene: Scene) -> Finding:
-    times, words = _length(scene)
-    return Finding(times > _TWICE, words)
-
-
-@SYMPTOMS.add("too short", "an update is shorter than its rate times the mean gradient")
-def _too_short(scene: Scene) -> Finding:
-    times, words = _length(scene)
-    return Finding(_TWICE * times < 1, words)
-
-
-SYMPTOMS.add("too many bytes", "updates are right, but more is sent for each than one gradient")(
-    too_many_bytes
-)
-SYMPTOMS.add("drift", "the copies of the model differ, by more and more")(drift)
-SYMPTOMS.add("samples left out", "an epoch does not take all samples")(left_out)

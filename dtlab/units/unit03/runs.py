@@ -32,10 +32,11 @@ Curve = list[tuple[float, Any]]  # loss and rate of each update
 def train_1(model: Net, data: Data, epochs: int, micro: int, accumulate: int) -> Curve:
     """Train `model` on all ranks; loss and rate of each update. Batch 32 takes a rate of 0.05."""
     batch = micro * accumulate * dist.get_world_size()
-    updates = epochs * len(data) // batch
+    share = len(data) // dist.get_world_size()
+    updates = epochs * share // batch
     sampler = DistributedSampler(data, seed=1)
     replica = DDP(model)
-    optimizer = SGD(replica.parameters(), lr=0.05, momentum=0.9)
+    optimizer = SGD(replica.parameters(), lr=linear_scaled_lr(0.05, 32, batch), momentum=0.9)
     schedule = WarmupThenDecay(optimizer, 3 * updates // 8, updates, start_factor=32 / batch)
     curve = []
     for epoch in range(epochs):
@@ -68,15 +69,14 @@ def train_2(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
         for step in per_step(batches(data, micro, sampler=sampler), accumulate):
             mean = 0.0
             for number, (images, labels) in enumerate(step, start=1):
-                with replica.no_sync() if number < len(step) else nullcontext():
+                with replica.no_sync() if number > 1 else nullcontext():
                     loss = F.cross_entropy(replica(images), labels) / len(step)
                     loss.backward()
                 mean += loss.item()
-                if number == len(step):
-                    curve.append((mean, schedule.get_last_lr()[0]))
-                    optimizer.step()
-                    optimizer.zero_grad()
-                schedule.step()
+            curve.append((mean, schedule.get_last_lr()[0]))
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
     return curve
 
 
@@ -86,7 +86,8 @@ def train_3(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
     updates = epochs * len(data) // batch
     sampler = DistributedSampler(data, seed=3)
     replica = DDP(model)
-    optimizer = SGD(replica.parameters(), lr=linear_scaled_lr(0.05, 32, batch), momentum=0.9)
+    peak = linear_scaled_lr(0.05, 32, micro * accumulate)
+    optimizer = SGD(replica.parameters(), lr=peak, momentum=0.9)
     schedule = WarmupThenDecay(optimizer, 3 * updates // 8, updates, start_factor=32 / batch)
     curve = []
     for epoch in range(epochs):
@@ -95,10 +96,9 @@ def train_3(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
             mean = 0.0
             for number, (images, labels) in enumerate(step, start=1):
                 with replica.no_sync() if number < len(step) else nullcontext():
-                    outputs = replica(images)
-                    loss = F.cross_entropy(outputs, labels)
+                    loss = F.cross_entropy(replica(images), labels, reduction="sum") / micro
                     loss.backward()
-                mean += F.cross_entropy(outputs.detach(), labels).item() / len(step)
+                mean += loss.item() / len(step)
             curve.append((mean, schedule.get_last_lr()[0]))
             optimizer.step()
             optimizer.zero_grad()

@@ -66,6 +66,7 @@ _QUESTIONS = asked(
             "1": "this keeps every input. Fewer checkpoints with longer segments need less.",
             "layers * input / kept": "what about the root of it?",
         },
+        unit="layers",
         exact=True,
     ),
     number(
@@ -80,6 +81,7 @@ _QUESTIONS = asked(
             "is kept, but nothing that it computed.",
             "layers * best": "each segment runs again once, not once for each of its layers.",
         },
+        unit="layers",
         exact=True,
     ),
     number(

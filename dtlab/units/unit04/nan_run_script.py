@@ -34,11 +34,11 @@ def train(model: Net, data: Data, epochs: int, batch: int, rate: float, max_norm
     sampler = DistributedSampler(data, seed=4)
     replica = DDP(model)
     optimizer = SGD(replica.parameters(), lr=rate, momentum=0.9)
-    scaler = DynamicLossScaler(init_scale=2.0**24)
-    limit = max_norm * scaler.get_scale()
     curve = []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
+        scaler = DynamicLossScaler(init_scale=2.0**24)
+        limit = max_norm * scaler.get_scale()
         for images, labels in batches(data, batch // dist.get_world_size(), sampler=sampler):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):

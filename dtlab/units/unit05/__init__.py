@@ -4,5 +4,5 @@
 PARTS = (
     "states", "four_answers", "wire", "moments",
     "stage_2", "shard", "gather", "free", "reduce", "stage_3", "clip",
-    "giant_gather", "policies", "leak", "plans", "defence",
+    "run_a", "run_b", "run_c", "plans", "defence",
 )  # fmt: skip

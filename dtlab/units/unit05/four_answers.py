@@ -96,6 +96,7 @@ QUESTIONS = asked(
             "cards(8, 10, 12, 8)": "the first three policies have two fp32 moments.",
             "[count - 1 for count in answer]": "each of these is one rank short: round up.",
         },
+        unit="ranks",
         exact=True,
         points=2,
     ),

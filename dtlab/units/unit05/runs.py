@@ -1,4 +1,4 @@
-"""Runs and symptoms of the broken programs of 05/giant_gather, 05/policies and 05/leak.
+"""Runs of the broken programs of 05/run_a, 05/run_b and 05/run_c, and what is measured in them.
 
 The programs are in `runs_scripts`, as the notebook shows them, with the code that measures them.
 """
@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.run import Program, TrainingRun, events_of
-from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms, unmoved
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 __all__ = [
-    "EXACT", "NOISE", "REDUCES", "ROOM", "SYMPTOMS", "ShardedRun", "dtypes_of", "largest_gather",
-    "rises", "scene", "trial", "trials_of",
+    "EXACT", "NOISE", "REDUCES", "ROOM", "ShardedRun", "dtypes_of", "largest_gather", "rises",
+    "scene", "trials_of",
 ]  # fmt: skip
 
 REDUCES = ("reduce_scatter", "all_to_all", "all_reduce")  # operations that reduce gradients
-EXACT, APART = 1e-3, 0.25  # relative errors of a loss; rounding to bfloat16 gives about 0.05
+EXACT = 1e-3  # relative error of a loss
 NOISE = 0.02  # of the bytes held, for buffers that are not yet released
 ROOM = 1.25  # allowed ratio to the bytes that must be whole
 _WIDTH, _DEPTH = 32, 6  # of the model in the notebook
@@ -133,62 +132,3 @@ def dtypes_of(run: Observation, *names: str) -> list[str]:
 def rises(counts: Sequence[float], by: float) -> bool:
     """Whether every count exceeds the one before it by more than `by`."""
     return all(b > a + by for a, b in pairwise(counts))
-
-
-# Symptoms, as the notebook lists them -----------------------------------------------------------
-
-SYMPTOMS = Symptoms()
-
-
-@SYMPTOMS.add("giant gather", "while one layer computes, over half of the model is whole")
-def _giant(scene: Scene) -> Finding:
-    part = scene.results[0]["whole"] / (4 * scene.case.elements)
-    return Finding(part > 0.5, f"while a layer computed, {part:.0%} of the model was whole")
-
-
-@SYMPTOMS.add("grows", "between steps a rank holds more bytes after every step")
-def _grows(scene: Scene) -> Finding:
-    held = scene.results[0]["alive"][1:]
-    grows = bool(held) and rises(held, NOISE * held[0])
-    return Finding(grows, f"between steps a rank held {'not ' * (not grows)}more with every step")
-
-
-@SYMPTOMS.add("rounded gradients", "gradients travel and are added up in 16 bits")
-def _rounded(scene: Scene) -> Finding:
-    dtypes = {*dtypes_of(scene.one, *REDUCES)}
-    message = f"gradients were sent as {' and '.join(sorted(dtypes))}"
-    return Finding(any(dtype.endswith("16") for dtype in dtypes), message)
-
-
-@SYMPTOMS.add("wide gathers", "layers compute in 16 bits, and are gathered in 32")
-def _wide(scene: Scene) -> Finding:
-    inputs, dtypes = scene.results[0]["inputs"], {*dtypes_of(scene.one, "all_gather")}
-    message = f"layers computed in {' and '.join(inputs)} and gathered {' and '.join(dtypes)}"
-    return Finding("bfloat16" in inputs and "float32" in dtypes, message)
-
-
-@SYMPTOMS.add("rounded losses", "the losses have no more digits than bfloat16")
-def _rounded_losses(scene: Scene) -> Finding:
-    import torch
-
-    losses = torch.tensor(scene.results[0]["losses"])
-    rounded = bool(losses.bfloat16().float().equal(losses))
-    return Finding(rounded, f"losses had {'no ' * rounded}more digits than bfloat16")
-
-
-@SYMPTOMS.add("apart", "losses are off those of one process by over a quarter")
-def _apart(scene: Scene) -> Finding:
-    wanted, _ = scene.case.one_process(len(scene.results))
-    far = max(
-        abs(a - b) / b
-        for result, own in zip(scene.results, wanted, strict=True)
-        for a, b in zip(result["losses"], own, strict=True)
-    )
-    return Finding(far > APART, f"losses differed from those of one process by up to {far:.1%}")
-
-
-@SYMPTOMS.add("stands", "no piece of the parameters moves")
-def _stands(scene: Scene) -> Finding:
-    pieces = [t for t in scene.results[0]["after"].values() if t.numel()]
-    moved = len(pieces) - len(unmoved(scene))
-    return Finding(not moved, f"{moved} of {len(pieces)} pieces moved")

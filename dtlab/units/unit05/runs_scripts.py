@@ -24,9 +24,9 @@ from torch.optim import SGD
 from dtlab.parallel.zero import Zero3
 from dtlab.training.live import Storages
 
-__all__ = ["Alive", "Layer", "Net", "Watch", "train_gather", "train_leak", "train_policies"]
+__all__ = ["Alive", "Layer", "Net", "Watch", "train_a", "train_b", "train_c"]
 
-# mypy: disable-error-code="no-untyped-call, var-annotated"
+# mypy: disable-error-code="no-untyped-call, var-annotated, operator"
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -59,25 +59,29 @@ class Net(nn.Module):
         return out
 
 
-def train_gather(model: Net, batches: Batches) -> list[float]:
-    """Train `model` under stage 3; the losses."""
+def train_a(model: Net, batches: Batches) -> list[float]:
+    """Train `model` under stage 3, each batch in two microbatches; the losses."""
+    from torch.distributed.fsdp import fully_shard
 
-    def is_block(module: nn.Module) -> bool:
-        return sum(one.numel() for one in module.parameters()) >= 5000
-
-    sharded = Zero3(model, blocks=is_block)
-    optimizer = SGD(sharded.parameters(), lr=0.1)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for module in (*model.layers, model):
+        fully_shard(module, mesh=mesh)
     losses = []
     for images, labels in batches:
         optimizer.zero_grad()
-        loss = F.cross_entropy(sharded(images), labels)
-        loss.backward()
+        total = 0.0
+        for number, half in enumerate(images.chunk(2)):
+            model.set_requires_gradient_sync(number % 2 == 0)
+            loss = F.cross_entropy(model(half), labels.chunk(2)[number]) / 2
+            loss.backward()
+            total += loss.item()
         optimizer.step()
-        losses.append(loss.item())
+        losses.append(total)
     return losses
 
 
-def train_policies(model: Net, batches: Batches) -> list[float]:
+def train_b(model: Net, batches: Batches) -> list[float]:
     """Train `model` in bfloat16, and add up gradients in float32; the losses."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -98,7 +102,7 @@ def train_policies(model: Net, batches: Batches) -> list[float]:
     return losses
 
 
-def train_leak(model: Net, batches: Batches) -> list[float]:
+def train_c(model: Net, batches: Batches) -> list[float]:
     """Train `model` under stage 3, and leave the mean over the steps in it; the losses."""
     sharded = Zero3(model, blocks=Layer)
     optimizer = SGD(sharded.parameters(), lr=0.1)
@@ -121,9 +125,10 @@ def train_leak(model: Net, batches: Batches) -> list[float]:
 class Watch(ExitStack):
     """Context manager that measures a program on a rank; `noted` has the results.
 
-    `whole` is the most bytes of whole parameters while a layer computes, and `inputs` the dtypes
-    in which layers compute. If asked for, `alive` has the bytes of all tensors whenever a batch is
-    drawn, and `kept` the results of `Kept` at these times.
+    `whole` is the most bytes of whole parameters while a layer computes, `inputs` are the dtypes
+    in which layers compute, and `rows` the most samples that they get at once. If asked for,
+    `alive` has the bytes of all tensors whenever a batch is drawn, and `kept` the results of
+    `Kept` at these times.
     """
 
     def __init__(self, model: Net, alive: bool, kept: bool) -> None:
@@ -131,7 +136,7 @@ class Watch(ExitStack):
         self._model, self._shapes = model, [p.shape for p in model.parameters()]
         self._alive = self.enter_context(Alive()) if alive else None
         self._kept = self.enter_context(Kept()) if kept else None
-        self._whole, self._inputs = [0], set[str]()
+        self._whole, self._inputs, self._rows = [0], set[str](), 0
         self._held: list[int] = []
         self._others: list[dict[str, int]] = []
         for layer in model.layers:
@@ -156,11 +161,13 @@ class Watch(ExitStack):
         return {
             "whole": max(self._whole),
             "inputs": sorted(self._inputs),
+            "rows": self._rows,
             "alive": self._held,
             "kept": self._others,
         }
 
     def _note_layer(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._rows = max(self._rows, len(inputs[0]))
         self._inputs.add(str(module.weight.dtype).removeprefix("torch."))
         pairs = zip(self._model.parameters(), self._shapes, strict=True)
         whole = [a for a, shape in pairs if a.shape == shape and not hasattr(a, "to_local")]
@@ -221,7 +228,11 @@ def graph_nodes() -> int:
 
 
 class Alive(Storages):
-    """`Storages` that can wait until running operations have released their tensors."""
+    """`Storages` without meta tensors, that can wait until operations have released theirs."""
+
+    def follow(self, tensor: Tensor) -> None:
+        if not tensor.is_meta:
+            super().follow(tensor)
 
     def settled(self, goal: float = 0, patience: float = 0.02) -> int:
         """The bytes that exist, as soon as they are at most `goal`, or after `patience` seconds.

@@ -4,5 +4,5 @@
 PARTS = (
     "shapes", "holds", "volume", "kept",
     "f", "g", "column_linear", "row_linear", "parallel_mlp", "parallel_attention",
-    "gather_between", "many_biases", "drift", "shard_plan",
+    "program_1", "program_2", "program_3", "shard_plan",
 )  # fmt: skip

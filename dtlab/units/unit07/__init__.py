@@ -4,5 +4,5 @@
 PARTS = (
     "bubble", "in_flight", "timeline", "zero_bubble",
     "gpipe", "warm_up", "one_f_one_b", "peak_in_flight", "run", "balance_stages",
-    "budget", "unsynchronised", "one_slow_stage",
+    "budget", "run_a", "run_b",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Steps of stand-in layers, cut into stages, for 07/one_slow_stage. Imports torch."""
+"""Steps of stand-in layers, cut into stages, for 07/run_b. Imports torch."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _needs(action: str, last: int) -> Iterator[tuple[str, str]]:
 
 
 def _faults(grid: Grid) -> dict[Cell, str]:
-    """The cells whose action cannot run in their step, with the reason."""
+    """The cells whose action cannot run in their step, with the reason, or all of them."""
     faults: dict[Cell, str] = {}
     ended: set[str] = set()
     for step, column in enumerate(zip(*grid, strict=True)):
@@ -111,7 +111,7 @@ def _faults(grid: Grid) -> dict[Cell, str]:
                 why for need, why in needs if need not in ended
             ]
             if reasons:
-                faults[rank, step] = reasons[0]
+                faults[rank, step] = " and ".join(reasons)
         ended.update(filter(None, column))
     return faults
 

@@ -13,22 +13,22 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from dtlab.errors import RanksError
-from dtlab.grading.checking.bench import HERE, Bench, warm_up
-from dtlab.grading.checking.checks import Check, Rule, blocked
+from dtlab.grading.checking.bench import Bench
+from dtlab.grading.checking.checks import RecordedCheck
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.trials import Recording, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import plain
-from dtlab.grading.report import Criterion
+from dtlab.grading.questions.quantities import entries
+from dtlab.parallel.mesh import group_of
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 
-__all__ = ["PART", "Stepping", "draw_runs", "found_in", "last_step"]
+__all__ = ["PART", "Stepping", "draw_runs", "last_step"]
 
 # The runs ----------------------------------------------------------------------------------------
 #
@@ -49,35 +49,11 @@ _RUNS: Final = (  # the mesh; widths, numbers of layers and of sequences that ar
 
 
 @dataclass(frozen=True)
-class Stepping(Faulty):
-    """Training steps on one mesh, run to record a trace. Nothing in this case is judged."""
-
-    topic = "form"
+class Stepping(Recording):
+    """Training steps on one mesh; `number` is that of the run."""
 
     sizes: Mapping[str, int]
-    width: int
-    layers: int
-    batch: int
     number: int
-
-    def __str__(self) -> str:
-        return " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
-
-    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
-        config = {
-            "vocab_size": 64, "context": 32, "num_layers": self.layers, "num_heads": 4,
-            "width": self.width,
-        }  # fmt: skip
-        options = {"microbatches": 2} if self.sizes["pipeline"] > 1 else {}
-        return dict(self.sizes), config, options, self.batch, self.number
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
-        fn(*given)
-        return {}
-
-    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        return iter(())
 
 
 def draw_runs(seed: int) -> Trial:
@@ -85,85 +61,62 @@ def draw_runs(seed: int) -> Trial:
     draw = random.Random(seed)
     network = Link(2e-6, draw.choice((3e9, 4e9, 5e9)))
     cluster = Cluster(2, 2, Link(1e-6, 300e9), network, slowdown=1000)
-    cases = [
-        Stepping(sizes, draw.choice(widths), draw.choice(layers), draw.choice(batches), number)
-        for number, (sizes, widths, layers, batches) in enumerate(draw.sample(_RUNS, len(_RUNS)))
-    ]
+    cases = []
+    for number, (sizes, *drawn) in enumerate(draw.sample(_RUNS, len(_RUNS))):
+        width, layers, batch = map(draw.choice, drawn)
+        config = {
+            "vocab_size": 64, "context": 32, "num_layers": layers, "num_heads": 4, "width": width
+        }  # fmt: skip
+        options = {"microbatches": 2} if sizes["pipeline"] > 1 else {}
+        arguments = dict(sizes), config, options, batch, number
+        cases.append(Stepping(arguments, sizes, number))
     return Trial(4, cases, cluster=cluster, limit=60.0)
 
 
 def last_step(trace: Trace, run: int = 0) -> Trace:
     """The last step of a run: on each rank a span "batch", then a span "step" with its events."""
-    last: dict[tuple[int, str], Event] = {}
+    last: dict[tuple[str, int], Event] = {}
     for event in trace.events:
         if event.name in ("batch", "step") and event.extra["run"] == run:
-            last[event.rank, event.name] = event
-    spans = {rank: event for (rank, name), event in last.items() if name == "step"}
-    inside = [
-        event
-        for event in trace.events
-        if event.rank in spans
-        and spans[event.rank].start <= event.start <= event.end <= spans[event.rank].end
-    ]
-    before = [event for (_, name), event in last.items() if name == "batch"]
-    return Trace(_bare(event) for event in [*before, *inside])
+            last[event.name, event.rank] = event
 
+    def belongs(event: Event) -> bool:
+        step = last.get(("step", event.rank))
+        inside = step is not None and step.start <= event.start <= event.end <= step.end
+        return inside or event == last.get(("batch", event.rank))
 
-def _bare(event: Event) -> Event:
-    """A copy of an event that keeps only the `extra` entries that an answer may need."""
-    extra = {
-        name: event.extra[name]
-        for name in ("group", "blocked", "tag", "thread", "stage", "microbatch")
-        if name in event.extra
-    }
-    return replace(event, extra=extra)
+    return Trace(filter(belongs, trace.events))
 
 
 # The right answer --------------------------------------------------------------------------------
 
 
-class Waits(NamedTuple):
-    """Seconds that ranks wait, by axis, by operation and by rank; and each rank's step time."""
+class Waits:
+    """Seconds that ranks wait in a trace of one step, by axis, by operation and by rank.
 
-    by_axis: Counter[str]
-    by_operation: Counter[tuple[str, str]]
-    by_rank: Counter[int]
-    step: dict[int, float]
+    `axis` and `operation` are those with the longest waits, `share` is the fraction of the step
+    that the ranks wait, and `step` has the seconds of each rank's step.
+    """
 
-    @property
-    def axis(self) -> str:
-        """The axis on which the ranks wait longest."""
-        return max(self.by_axis, key=lambda axis: self.by_axis[axis])
-
-    @property
-    def operation(self) -> str:
-        """The operation in which the ranks wait longest on that axis."""
+    def __init__(self, trace: Trace, sizes: Mapping[str, int]) -> None:
+        self.by_axis: Counter[str] = Counter()
+        self.by_operation: Counter[tuple[str, str]] = Counter()
+        self.by_rank: Counter[int] = Counter()
+        self.step = {e.rank: e.end - e.start for e in trace.events if e.name == "step"}
+        for event in trace.events:
+            if event.kind != "comm":
+                continue
+            seconds = sum(end - start for start, end in event.extra["blocked"])
+            self.by_rank[event.rank] += seconds
+            group = sorted(event.extra["group"])
+            for axis in sizes:
+                if sizes[axis] > 1 and group == group_of(event.rank, axis, sizes):
+                    self.by_axis[axis] += seconds
+                    self.by_operation[axis, event.name] += seconds
+        self.axis = max(self.by_axis, key=lambda axis: self.by_axis[axis])
         own = {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
-        return max(own, key=lambda name: own[name])
-
-    @property
-    def share(self) -> float:
-        """The fraction of the step that the ranks wait, over all ranks."""
-        return self.by_rank.total() / sum(self.step.values())
-
-
-def found_in(trace: Trace, sizes: Mapping[str, int]) -> Waits:
-    """The waiting times in a trace of one step, which give the right answer."""
-    from dtlab.parallel.mesh import group_of  # it imports torch
-
-    step = {event.rank: event.end - event.start for event in trace.events if event.name == "step"}
-    found = Waits(Counter(), Counter(), Counter(), step)
-    for event in trace.events:
-        if event.kind != "comm":
-            continue
-        seconds = sum(end - start for start, end in event.extra["blocked"])
-        found.by_rank[event.rank] += seconds
-        group = sorted(event.extra["group"])
-        for axis in sizes:
-            if sizes[axis] > 1 and group == group_of(event.rank, axis, sizes):
-                found.by_axis[axis] += seconds
-                found.by_operation[axis, event.name] += seconds
-    return found
+        self.operation = max(own, key=lambda name: own[name])
+        self.share = self.by_rank.total() / sum(self.step.values())
 
 
 # What is judged ----------------------------------------------------------------------------------
@@ -179,41 +132,28 @@ class Reading(Faulty):
     alone = True
     topic = "axis"
 
-    events: tuple[Event, ...]
+    trace: Trace
     sizes: Mapping[str, int]
 
     def __str__(self) -> str:
         return " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
 
     def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
-        rows = [{**vars(event), "extra": dict(event.extra)} for event in self.events]
-        return rows, dict(self.sizes)
+        return [astuple(event) for event in self.trace.events], dict(self.sizes)
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
         rows, sizes = given
-        events = []
-        for row in rows:
-            row["peers"] = tuple(row["peers"])
-            for name in {"group", "blocked"} & set(row["extra"]):
-                row["extra"][name] = tuple(row["extra"][name])
-            events.append(Event(**row))
-        found = fn(Trace(events), sizes)
-        if not isinstance(found, Mapping):
-            return {"odd": f"a {type(found).__name__}"}
-        values = {key: plain(found[key]) for key in _KEYS if key in found}
-        return {k: v if isinstance(v, int | float | str) else str(v)[:40]
-                for k, v in values.items()}  # fmt: skip
+        return entries(fn(Trace(Event(*row) for row in rows), sizes), _KEYS)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        axis, waiting, operation = values = [results[0].get(key) for key in _KEYS]
-        if None in values:
-            odd = results[0].get("odd") or f"a dict without {_KEYS[values.index(None)]!r}"
+        odd = results[0].get("odd")
+        if odd:
             words = f"bottleneck returns {odd}. Return a dict with {', '.join(_KEYS)}."
             yield from (("axis", words), ("form", words))
             return
-        trace = Trace(self.events)
-        found = found_in(trace, self.sizes)
+        axis, waiting, operation = (results[0][key] for key in _KEYS)
+        found = Waits(self.trace, self.sizes)
         if axis != found.axis:
             yield "axis", self._why_not(axis, found)
         if operation != found.operation:
@@ -226,7 +166,7 @@ class Reading(Faulty):
                 "of that axis by the name of the event.",
             )
         if not isinstance(waiting, int | float) or not abs(waiting - found.share) <= _SAME:
-            yield "waiting", self._which(waiting, found, trace)
+            yield "waiting", self._which(waiting, found)
 
     def _why_not(self, axis: Any, found: Waits) -> str:
         """A message on why `axis` is not the one on which the ranks wait longest."""
@@ -239,17 +179,18 @@ class Reading(Faulty):
             "count the time in which a rank waits, not bytes or the time that a message takes?"
         )
 
-    def _which(self, waiting: Any, found: Waits, trace: Trace) -> str:
+    def _which(self, waiting: Any, found: Waits) -> str:
         """A message for a wrong share `waiting`; it names the mistake if that is known."""
-        total, all_ranks = found.by_rank.total(), sum(found.step.values())
-        comm = [event for event in trace.events if event.kind == "comm"]
-        busy = sum(e.end - e.start for e in trace.events if e.name in ("forward", "backward"))
+        all_ranks = sum(found.step.values())
+        events = self.trace.events
+        comm = [event for event in events if event.kind == "comm"]
+        busy = sum(e.end - e.start for e in events if e.name in ("forward", "backward"))
         known = {
-            "those are the seconds of all ranks over the step of one.": total * 4 / all_ranks,
+            "those are the seconds of all ranks over the step of one.": 4 * found.share,
             "that is rank 0 alone. Add up the waits of all ranks.":
                 found.by_rank[0] / found.step[0],
             "that is one axis alone. A rank waits in other operations too.":
-                found.by_axis.total() and found.by_axis[found.axis] / all_ranks,
+                found.by_axis[found.axis] / all_ranks,
             "that counts operations from start to end. In the part that is not in "
             'extra["blocked"], the rank computes.':
                 sum(event.end - event.start for event in comm) / all_ranks,
@@ -272,8 +213,6 @@ def made_up(seed: int) -> Reading:
     In ms, over all ranks: tensor all_reduce 13 and all_gather 9, data reduce_scatter 16. So the
     operation that costs most is not on the axis that costs most.
     """
-    from dtlab.parallel.mesh import group_of  # it imports torch
-
     unit = random.Random(seed).uniform(0.8e-3, 1.2e-3)
     sizes = {"data": 2, "pipeline": 1, "tensor": 2}
     events = []
@@ -291,58 +230,27 @@ def made_up(seed: int) -> Reading:
             events.append(Event(rank, "comm", name, peers, 4096, at, end, extra))
             at = end
         events.append(Event(rank, "compute", "step", (), 0, 0.0, 20 * unit, {}))
-    return Reading(tuple(Trace(events).events), sizes)
+    return Reading(Trace(events), sizes)
 
 
 # The check records the traces before it runs the answer ------------------------------------------
 
 
 @lru_cache(maxsize=8)
-def _recorded(seed: int, bench: Bench) -> tuple[Reading, ...]:
-    """The last step of each run. Raises `RanksError` if the ranks did not finish."""
+def _recorded(seed: int, bench: Bench) -> list[Trial]:
+    """A trial with the last step of each run. Raises `RanksError` if the ranks did not finish."""
     from dtlab.units.unit10.bottlenecks_training import train  # loads torch
 
-    trial = draw_runs(seed)
-    seen = bench.observe(trial, train)
+    runs = draw_runs(seed)
+    seen = bench.observe(runs, train)
     if seen.error is not None or seen.trace is None:
         raise seen.error or RanksError("the ranks left no trace")
-    recorded = [
-        Reading(tuple(last_step(seen.trace, case.number).events), case.sizes)
-        for case in trial.cases
+    readings = [
+        Reading(last_step(seen.trace, case.number), case.sizes)
+        for case in runs.cases
         if isinstance(case, Stepping)
     ]
-    return *recorded, made_up(seed)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A check that records runs of our own program, and passes their traces to the answer."""
-
-    rules: tuple[Rule, ...]
-
-    @property
-    def points(self) -> float:
-        """The highest possible score."""
-        return sum(rule.points for rule in self.rules)
-
-    def run(
-        self,
-        symbol: str,
-        answer: Any,
-        seed: int = 0,
-        learner: str | None = None,
-        bench: Bench = HERE,
-    ) -> list[Criterion]:
-        """Record the runs, and judge the result of `answer` for each."""
-        if bench is HERE:
-            warm_up()
-        try:
-            cases = _recorded(seed, bench) if callable(answer) else ()  # type: ignore[arg-type]
-        except RanksError:
-            late = blocked("the runs did not finish in time: the machine is busy. Check again.")
-            return [each.closed(late) for each in self.rules]
-        reads = Check(lambda _: [Trial(1, cases, limit=10.0)], self.rules)
-        return reads.run(symbol, answer, seed, learner, bench)
+    return [Trial(1, readings, limit=10.0)]
 
 
 PART = Part(
@@ -352,8 +260,11 @@ PART = Part(
     title="Two runs, two bottlenecks",
     minutes=20,
     difficulty=2,
-    check=Recorded(
-        (
+    check=RecordedCheck(
+        trials=lambda seed: [Trial(1, [made_up(seed)], limit=10.0)],
+        record=_recorded,  # type: ignore[arg-type]
+        compiles=True,
+        rules=(
             rule("axis", 3, "the axis that costs most waiting, in all five traces"),
             rule("operation", 2, "the operation in which the ranks wait most", "form"),
             rule("waiting", 3, "the share of the step in which a rank waits", "form"),

@@ -5,22 +5,18 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.criteria import Fault, Noted, rule
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import inside_marks
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
-from dtlab.units.unit10.mesh_cases import (
-    ANSWER,
-    Marked,
-    OnMesh,
-    place_of,
-)
+from dtlab.units.unit10.mesh_cases import ANSWER, Marked, Place, WithGradients, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +26,7 @@ _NEAR = 1e-3  # relative tolerance of a norm
 
 
 @dataclass(frozen=True)
-class Clipping(OnMesh):
+class Clipping(WithGradients):
     """A call of `fn(parameters, max_norm, groups)`; `part` is max_norm over the true norm.
 
     With the topic "missing", the last pipeline stage has no gradients, and `row.bias` has none on
@@ -43,15 +39,21 @@ class Clipping(OnMesh):
         return f"{super().__str__()}, max_norm {'below' if self.part < 1 else 'above'} the norm"
 
     def shows(self, criterion: str) -> bool:
-        if self.topic == "missing":
-            return criterion == "missing"
-        of_part = criterion == ("scaled" if self.part < 1 else "kept")
-        return criterion in (self.topic, "calls") or of_part
+        return criterion in (self.topic, self.factor_topic) or (
+            criterion == "calls" and self.topic != "missing"
+        )
 
-    def before(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor | None:
+    @property
+    def factor_topic(self) -> str:
+        """The criterion that judges the factor of the gradients."""
+        if self.topic == "missing":
+            return "missing"
+        return "scaled" if self.part < 1 else "kept"
+
+    def before(self, which: Marked, place: Place) -> Tensor | None:
         """The reduced gradient of a parameter on one rank; None if it is missing."""
-        lacks = stage == self.sizes[1] - 1 or which.name == "row.bias"
-        return None if self.topic == "missing" and lacks else self.reduced(which, stage, tensor)
+        lacks = place[1] == self.sizes[1] - 1 or which.name == "row.bias"
+        return None if self.topic == "missing" and lacks else self.reduced(which, place)
 
     def squares(self, tied: float = 1, copies: float = 1) -> list[list[float]]:
         """The squared norm of the gradients on each tensor rank of each pipeline stage.
@@ -61,14 +63,13 @@ class Clipping(OnMesh):
         """
         _, pipeline, tensor = self.sizes
         found = [[0.0] * tensor for _ in range(pipeline)]
-        for stage in range(pipeline):
+        for stage, rank in product(range(pipeline), range(tensor)):
             for which in self.parameters(stage):
-                for rank in range(tensor):
-                    gradient = self.before(which, 0, stage, rank)
-                    times = copies if which.kind != "sharded" and rank else 1
-                    times *= tied if which.tied and stage else 1
-                    if gradient is not None:
-                        found[stage][rank] += times * float(gradient.double().square().sum())
+                gradient = self.before(which, (0, stage, rank))
+                times = copies if which.kind != "sharded" and rank else 1
+                times *= tied if which.tied and stage else 1
+                if gradient is not None:
+                    found[stage][rank] += times * float(gradient.double().square().sum())
         return found
 
     @property
@@ -92,71 +93,57 @@ class Clipping(OnMesh):
                     f"{self.where(rank)}: the norm returned is {got:.4g}, and the dense model's "
                     f"is {norm:.4g}. {self._known(got, rank)}",
                 )
-        for rank, result in enumerate(results):
-            _, stage, tensor = place_of(rank, self.sizes)
-            for which, after in zip(self.parameters(stage), result["after"], strict=True):
-                before = self.before(which, 0, stage, tensor)
-                name = "scaled" if self.part < 1 else "kept"
-                name = "missing" if self.topic == "missing" else name
-                if before is None or after is None:
-                    if before is not after:
-                        yield (
-                            name,
-                            f"{self.where(rank)}: {which.name} has "
-                            f"{'a gradient now' if before is None else 'no gradient any more'}.",
-                        )
-                elif not close(after, before * factor):
-                    yield (
-                        name,
-                        f"{self.where(rank)}: the gradient of {which.name} should be "
-                        f"{factor:.3g} times what it was. Every rank scales by the same factor.",
-                    )
+        for rank, place, which, after in self.gradients(results):
+            before = self.before(which, place)
+            if before is None or after is None:
+                wrong = "has a gradient now." if before is None else "has no gradient any more."
+                is_right = before is after
+            else:
+                wrong = (
+                    f"has a gradient that should be {factor:.3g} times what it was. Every rank "
+                    "scales by the same factor."
+                )
+                is_right = close(after, before * factor)
+            if not is_right:
+                yield self.factor_topic, f"{self.where(rank)}: {which.name} {wrong}"
 
     def _known(self, got: float, rank: int) -> str:
         """The message for a known mistake that gives this norm; else a general hint."""
-        data, ranks = self.sizes[0], self.sizes[2]
         _, stage, tensor = place_of(rank, self.sizes)
         once, held = self.squares(0, 0), self.squares()
         total, all_held = sum(map(sum, once)), sum(map(sum, held))
-        copies = "Parameters that are not sharded count on each tensor rank."
-        known = [
-            (held[stage][tensor], "That is what this rank holds. Which groups have the rest?"),
-            (sum(map(sum, self.squares(0, 1))), copies),
-            (sum(map(sum, self.squares(1, 0))), "The tied table counts on both of its stages."),
-            (all_held, "All copies count: on each tensor rank, and on both ends of the pipeline."),
-            (
-                all_held / ranks,
-                "Shards count only in part: each tensor rank has other elements, so add all.",
-            ),
-            (sum(once[stage]), "That is the norm of this pipeline stage. Add up all stages."),
-            (
-                sum(row[tensor] for row in held),
-                "The shards of the other tensor ranks are missing.",
-            ),
-            (data * total, "Data ranks have the same gradients: they count once, not each."),
-            (total**2, "That is the square of the norm."),
-            (sum(sqrt(sum(row)) for row in once) ** 2, "Squares add up, not norms."),
-            (self.part**2 * total, "That is the norm afterwards. Return what it was before."),
-        ]
-        fitting = (why for one, why in known if abs(got - sqrt(one)) <= _NEAR * sqrt(one))
+        known = {
+            "That is what this rank holds. Which groups have the rest?": held[stage][tensor],
+            "Parameters that are not sharded count on each tensor rank.":
+                sum(map(sum, self.squares(0, 1))),
+            "The tied table counts on both of its stages.": sum(map(sum, self.squares(1, 0))),
+            "All copies count: on each tensor rank, and on both ends of the pipeline.": all_held,
+            "Shards count only in part: each tensor rank has other elements, so add all.":
+                all_held / self.sizes[2],
+            "That is the norm of this pipeline stage. Add up all stages.": sum(once[stage]),
+            "The shards of the other tensor ranks are missing.": sum(row[tensor] for row in held),
+            "Data ranks have the same gradients: they count once, not each.":
+                self.sizes[0] * total,
+            "That is the square of the norm.": total**2,
+            "Squares add up, not norms.": sum(sqrt(sum(row)) for row in once) ** 2,
+            "That is the norm afterwards. Return what it was before.": self.part**2 * total,
+        }  # fmt: skip
+        fitting = (why for why, one in known.items() if abs(got - sqrt(one)) <= _NEAR * sqrt(one))
         return next(fitting, "Which elements count more than once, and which not at all?")
 
-
-def _too_many(seen: Seen) -> str:
-    """A message if a rank calls more collectives than one sum of one number needs; else ""."""
-    for one in seen:
+    def by_trace(self, one: Observation) -> Iterator[Fault]:
+        """Yields a fault for a rank that calls more collectives than the sum of a number needs."""
         for rank in range(one.trial.world_size):
-            marks = inside_marks(one.trace, rank, ANSWER)
-            for number, events in enumerate(marks):
+            for number, events in enumerate(inside_marks(one.trace, rank, ANSWER)):
                 calls = [event for event in events if event.kind == "comm"]
                 total = sum(event.bytes for event in calls)
                 if len(calls) > _CALLS or total > _BYTES:
-                    return (
+                    yield (
+                        "calls",
                         f"{one.trial.words(number)}: rank {rank} calls {len(calls)} collectives "
                         f"on {amount(total)} in all. Send one number: first add up the squares "
-                        "of all that the rank holds, then over one or two groups."
+                        "of all that the rank holds, then over one or two groups.",
                     )
-    return ""
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -199,7 +186,7 @@ PART = Part(
             rule("scaled", 1, "one factor for all gradients", *_NORM),
             rule("kept", 1, "a norm below max_norm changes nothing", *_NORM),
             rule("missing", 1, "ranks without gradients take part", "data", "pipeline", "scaled"),
-            rule("calls", 1, "one number travels", *_NORM, also=_too_many),
+            rule("calls", 1, "one number travels", *_NORM),
         ),
     ),
     reference="dtlab.parallel.gpt.ParallelGPT",

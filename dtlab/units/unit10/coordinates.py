@@ -20,6 +20,7 @@ import numpy as np
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.parallel.mesh import coordinates_of, group_of
 
 _AXES: Final = ("data", "pipeline", "tensor")
 
@@ -37,25 +38,17 @@ def _draw(draw: Random) -> Values:
         given["place"] = [draw.randrange(1, size) for size in sizes]
         counts = [set(each) for turned in (0, 1) for each in _nodes(given, turned)]
         even = all(len(each) == 1 for each in counts)
-        if even and counts[:3].count({1}) == inside and 0 not in _coordinates(given):
+        place = coordinates_of(given["rank"], _sizes(given)).values()
+        if even and counts[:3].count({1}) == inside and 0 not in place:
             return given
 
 
-def _coordinates(given: Values, rank: int | None = None) -> list[int]:
-    """The coordinates of a rank; None means the learner's rank."""
-    pipelines, tensor = divmod(given["rank"] if rank is None else rank, given["tensor"])
-    return [*divmod(pipelines, given["pipeline"]), tensor]
+def _sizes(given: Values) -> dict[str, int]:
+    return {axis: given[axis] for axis in _AXES}
 
 
-def _group(given: Values, *axes: str) -> list[int]:
-    """The ranks that differ from the learner's rank on these axes only."""
-    fixed = [index for index, axis in enumerate(_AXES) if axis not in axes]
-    own = _coordinates(given)
-    return [
-        rank
-        for rank in range(given["world"])
-        if all(_coordinates(given, rank)[index] == own[index] for index in fixed)
-    ]
+def _group(given: Values, axis: str) -> list[int]:
+    return group_of(given["rank"], axis, _sizes(given))
 
 
 def _nodes(given: Values, turned: int) -> list[list[int]]:
@@ -72,125 +65,115 @@ def _nodes(given: Values, turned: int) -> list[list[int]]:
     return counts
 
 
-def _touched(given: Values, turned: int) -> list[int]:
-    """Returns, for each axis, the number of nodes that its first group touches."""
-    return [counts[0] for counts in _nodes(given, turned)]
-
-
-PART = Part(
-    "10/coordinates",
-    1,
-    "Ranks and coordinates",
-    7,
-    2,
-    asked(
-        _draw,
-        [
-            ("your mesh", "data={data}, pipeline={pipeline}, tensor={tensor}, outermost first"),
-            ("ranks", "{world}, counted from 0"),
-            ("GPUs in a node", "{node}; the ranks fill one node after the other"),
-            ("your rank", "{rank}"),
-            ("your place", "[data, pipeline, tensor] = {place}"),
-        ],
-        number(
-            "coordinates",
-            "the coordinates of your rank as a list, [data, pipeline, tensor]",
-            "coordinates(given)",
-            "Divide the rank by the size of the fastest axis: the remainder is one coordinate.",
-            {
-                "[rank % data, rank // data % pipeline, rank // (data * pipeline)]": "here the "
-                "first axis runs fastest. On which axis are ranks 0 and 1 neighbours?",
-                "[at + 1 for at in answer]": "coordinates count from 0, as ranks do.",
-                "answer[::-1]": "the numbers are right. Write the outermost axis first.",
-                "[rank // (pipeline * tensor), rank // tensor, rank % tensor]": "the pipeline "
-                "coordinate is larger than its axis allows. Which remainder is missing?",
-            },
-            exact=True,
-        ),
-        number(
-            "rank_there",
-            "the rank at your place",
-            "(place[0] * pipeline + place[1]) * tensor + place[2]",
-            "How many ranks does one step along each axis skip?",
-            {
-                "place[0] + data * (place[1] + pipeline * place[2])": "here the first axis runs "
-                "fastest. On which axis are ranks 0 and 1 neighbours?",
-                "place[0] * data + place[1] * pipeline + place[2] * tensor": "this multiplies "
-                "each coordinate by the size of its own axis. How many ranks does one step along "
-                "the data axis skip?",
-                "answer + 1": "ranks count from 0.",
-            },
-            exact=True,
-        ),
-        number(
-            "group",
-            "the ranks of your rank's group on the pipeline axis, as a list in ascending order",
-            "group(given, 'pipeline')",
-            "Keep two coordinates of your rank, and let the third take every value.",
-            {
-                "[rank // pipeline * pipeline + at for at in range(pipeline)]": "ranks in a row "
-                "are a group of the last axis only.",
-                "group(given, 'data')": "these ranks differ in their data coordinate.",
-                "group(given, 'tensor')": "these ranks differ in their tensor coordinate.",
-                "[rank + at * tensor for at in range(pipeline)]": "the distance is right. Which "
-                "pipeline coordinate does the first rank of a group have?",
-                "group(given, 'data', 'tensor')": "these ranks are one pipeline stage: they have "
-                "the same pipeline coordinate. In a group on that axis it differs.",
-            },
-            exact=True,
-        ),
-        number(
-            "groups",
-            "how many groups of ranks each axis has in the whole mesh, [data, pipeline, tensor]",
-            "[world // size for size in sizes]",
-            "Each rank is in one group of each axis. How many ranks does such a group have?",
-            {
-                "sizes": "this is the number of ranks in one group.",
-                "[1, 1, 1]": "one group with all ranks would mix up the other two axes.",
-                "[sizes[1] * sizes[2], sizes[2], 1]": "this is how many ranks one step along "
-                "each axis skips.",
-            },
-            exact=True,
-        ),
-        choices(
-            "inside",
-            "the axes whose groups each lie inside one node",
-            _AXES,
-            formula("frozenset(axis for axis, count in zip(axes, nodes(given, 0)) if count == 1)"),
-            "Write down one group of each axis, and divide its ranks by the GPUs in a node.",
-            {
-                formula("frozenset(axis for axis in axes if given[axis] <= node)"): "these groups "
-                "have no more ranks than a node. But how far apart are those ranks?",
-                "data": "look at the data axis again: in which nodes are the ranks of one group?",
-                "pipeline": "look at the pipeline axis again: in which nodes is one group?",
-                "tensor": "look at the tensor axis again: how many GPUs does a node have?",
-            },
-        ),
-        number(
-            "turned",
-            "the number of nodes that one group of each axis touches if you turn the order round "
-            "(tensor outermost, data innermost), still as [data, pipeline, tensor]",
-            "nodes(given, 1)",
-            "Now the ranks of a data group are in a row. How far apart are those of the others?",
-            {
-                "nodes(given, 0)": "this is the order as given.",
-                "nodes(given, 0)[::-1]": "this turns the list round. Turn the order of the axes "
-                "round, and count again: the sizes differ.",
-                "answer[::-1]": "the numbers are right. Write data first.",
-                "sizes": "here each rank of a group is in a node of its own. Do some of them "
-                "share one?",
-                "[-(-size // node) for size in sizes]": "this is the fewest nodes that could hold "
-                "so many ranks. Which ranks are they?",
-            },
-            exact=True,
-            points=2,
-        ),
-        where={
-            "axes": _AXES,
-            "coordinates": _coordinates,
-            "group": _group,
-            "nodes": _touched,
-            "sizes": "[data, pipeline, tensor]",
+_QUESTIONS = asked(
+    _draw,
+    [
+        ("your mesh", "data={data}, pipeline={pipeline}, tensor={tensor}, outermost first"),
+        ("ranks", "{world}, counted from 0"),
+        ("GPUs in a node", "{node}; the ranks fill one node after the other"),
+        ("your rank", "{rank}"),
+        ("your place", "[data, pipeline, tensor] = {place}"),
+    ],
+    number(
+        "coordinates",
+        "the coordinates of your rank as a list, [data, pipeline, tensor]",
+        "[rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor]",
+        "Divide the rank by the size of the fastest axis: the remainder is one coordinate.",
+        {
+            "[rank % data, rank // data % pipeline, rank // (data * pipeline)]": "here the first "
+            "axis runs fastest. On which axis are ranks 0 and 1 neighbours?",
+            "[at + 1 for at in answer]": "coordinates count from 0, as ranks do.",
+            "answer[::-1]": "the numbers are right. Write the outermost axis first.",
+            "[rank // (pipeline * tensor), rank // tensor, rank % tensor]": "the pipeline "
+            "coordinate is larger than its axis allows. Which remainder is missing?",
+        },
+        exact=True,
+    ),
+    number(
+        "rank_there",
+        "the rank at your place",
+        "(place[0] * pipeline + place[1]) * tensor + place[2]",
+        "How many ranks does one step along each axis skip?",
+        {
+            "place[0] + data * (place[1] + pipeline * place[2])": "here the first axis runs "
+            "fastest. On which axis are ranks 0 and 1 neighbours?",
+            "place[0] * data + place[1] * pipeline + place[2] * tensor": "this multiplies each "
+            "coordinate by the size of its own axis. How many ranks does one step along the data "
+            "axis skip?",
+            "answer + 1": "ranks count from 0.",
+        },
+        exact=True,
+    ),
+    number(
+        "group",
+        "the ranks of your rank's group on the pipeline axis, as a list in ascending order",
+        "group(given, 'pipeline')",
+        "Keep two coordinates of your rank, and let the third take every value.",
+        {
+            "[rank // pipeline * pipeline + at for at in range(pipeline)]": "ranks in a row are a "
+            "group of the last axis only.",
+            "group(given, 'data')": "these ranks differ in their data coordinate.",
+            "group(given, 'tensor')": "these ranks differ in their tensor coordinate.",
+            "[rank + at * tensor for at in range(pipeline)]": "the distance is right. Which "
+            "pipeline coordinate does the first rank of a group have?",
+            "[each for each in range(world) if each // tensor % pipeline == "
+            "rank // tensor % pipeline]": "these ranks are one pipeline stage: they have the same "
+            "pipeline coordinate. In a group on that axis it differs.",
+        },
+        exact=True,
+    ),
+    number(
+        "groups",
+        "how many groups of ranks each axis has in the whole mesh, [data, pipeline, tensor]",
+        "[world // size for size in sizes]",
+        "Each rank is in one group of each axis. How many ranks does such a group have?",
+        {
+            "sizes": "this is the number of ranks in one group.",
+            "[1, 1, 1]": "one group with all ranks would mix up the other two axes.",
+            "[sizes[1] * sizes[2], sizes[2], 1]": "this is how many ranks one step along each "
+            "axis skips.",
+        },
+        exact=True,
+    ),
+    choices(
+        "inside",
+        "the axes whose groups each lie inside one node",
+        _AXES,
+        formula("frozenset(axis for axis, count in zip(axes, nodes(given, 0)) if count == 1)"),
+        "Write down one group of each axis, and divide its ranks by the GPUs in a node.",
+        {
+            formula("frozenset(axis for axis in axes if given[axis] <= node)"): "these groups "
+            "have no more ranks than a node. But how far apart are those ranks?",
+            "data": "look at the data axis again: in which nodes are the ranks of one group?",
+            "pipeline": "look at the pipeline axis again: in which nodes is one group?",
+            "tensor": "look at the tensor axis again: how many GPUs does a node have?",
         },
     ),
+    number(
+        "turned",
+        "the number of nodes that one group of each axis touches if you turn the order round "
+        "(tensor outermost, data innermost), still as [data, pipeline, tensor]",
+        "nodes(given, 1)",
+        "Now the ranks of a data group are in a row. How far apart are those of the others?",
+        {
+            "nodes(given, 0)": "this is the order as given.",
+            "nodes(given, 0)[::-1]": "this turns the list round. Turn the order of the axes "
+            "round, and count again: the sizes differ.",
+            "answer[::-1]": "the numbers are right. Write data first.",
+            "sizes": "here each rank of a group is in a node of its own. Do some of them share "
+            "one?",
+            "[-(-size // node) for size in sizes]": "this is the fewest nodes that could hold so "
+            "many ranks. Which ranks are they?",
+        },
+        exact=True,
+        points=2,
+    ),
+    where={
+        "axes": _AXES,
+        "group": _group,
+        "nodes": lambda given, turned: [counts[0] for counts in _nodes(given, turned)],
+        "sizes": "[data, pipeline, tensor]",
+    },
 )
+
+PART = Part("10/coordinates", 1, "Ranks and coordinates", 7, 2, _QUESTIONS)

@@ -1,4 +1,4 @@
-"""Test cases of 10/reduce_gradients and 10/clip_mesh: a mesh, and each rank's parameters.
+"""Test cases of Level II on a mesh, and the parameters of each rank.
 
 mesh             axes data, pipeline, tensor; the last one varies fastest
 column.weight    sharded    each tensor rank has a different part of the weight
@@ -9,24 +9,56 @@ embedding        tied       on the first and the last pipeline stage, if these d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dtlab.grading.checking.criteria import Faulty
+from dtlab.grading.checking.criteria import Faulty, Noted
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import drawn_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ANSWER", "AXES", "Marked", "OnMesh", "Sizes", "groups_on", "members_on", "place_of"]
+__all__ = ["ANSWER", "AXES", "Marked", "OnMesh", "Place", "WithGradients", "groups_on", "place_of"]
 
 AXES = ("data", "pipeline", "tensor")
 ANSWER = "answer"  # the span around the learner's function
 
-Sizes = tuple[int, int, int]  # of the axes, in their order
+Place = tuple[int, int, int]  # a number for each axis: the coordinates of a rank, or the sizes
+
+
+def place_of(rank: int, sizes: Place) -> Place:
+    """The coordinates of a rank on the axes data, pipeline and tensor."""
+    _, pipeline, tensor = sizes
+    return rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor
+
+
+@dataclass(frozen=True)
+class OnMesh(Faulty):
+    """A case on a mesh of these sizes, with data drawn from a seed."""
+
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.gpt",)
+
+    seed: int
+    sizes: Place
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis}={size}" for axis, size in self.axes.items())
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """The sizes by axis."""
+        return dict(zip(AXES, self.sizes, strict=True))
+
+    def where(self, rank: int) -> str:
+        """A rank and its coordinates as text, for messages."""
+        if prod(self.sizes) == 1:
+            return "rank 0"
+        places = zip(AXES, place_of(rank, self.sizes), strict=True)
+        return f"rank {rank} ({', '.join(f'{axis} {at}' for axis, at in places)})"
 
 
 class Marked(NamedTuple):
@@ -38,28 +70,23 @@ class Marked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OnMesh(Faulty):
+class WithGradients(OnMesh):
     """A case with gradients drawn for every rank.
 
     `table` is the kind of the embedding; "" means that the model has none.
     """
 
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.gpt",)
-
-    seed: int
-    sizes: Sizes
     topic: str
     table: str = "sharded"
     elements: int = 4096  # of a parameter, on each rank
 
     def __str__(self) -> str:
-        mesh = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, self.sizes, strict=True))
         is_tied = self.table and self.sizes[1] > 1
-        return f"{mesh}, the tied embedding is {self.table}" if is_tied else mesh
+        return super().__str__() + (f", the tied embedding is {self.table}" if is_tied else "")
 
-    def before(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor | None:
+    def before(self, which: Marked, place: Place) -> Tensor | None:
         """The gradient of a parameter on one rank before the learner's function runs."""
-        return self.gradient(which, data, stage, tensor)
+        return self.gradient(which, place)
 
     def arguments(self) -> tuple[Any, ...]:
         """The arguments of the learner's function between the parameters and the groups."""
@@ -67,7 +94,7 @@ class OnMesh(Faulty):
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         place = place_of(rank, self.sizes)
-        marked = [(which, self.before(which, *place)) for which in self.parameters(place[1])]
+        marked = [(which, self.before(which, place)) for which in self.parameters(place[1])]
         shape = {"sizes": self.sizes, "elements": self.elements}
         return {**shape, "marked": marked, "arguments": self.arguments()}
 
@@ -93,12 +120,14 @@ class OnMesh(Faulty):
             "finished": sorted(finished),
         }
 
-    def where(self, rank: int) -> str:
-        """A rank and its coordinates as text, for messages."""
-        if prod(self.sizes) == 1:
-            return "rank 0"
-        places = zip(AXES, place_of(rank, self.sizes), strict=True)
-        return f"rank {rank} ({', '.join(f'{axis} {at}' for axis, at in places)})"
+    def gradients(
+        self, results: Sequence[Noted]
+    ) -> Iterator[tuple[int, Place, Marked, Tensor | None]]:
+        """Yields, for each rank and parameter, also the gradient that the function leaves."""
+        for rank, result in enumerate(results):
+            place = place_of(rank, self.sizes)
+            for which, after in zip(self.parameters(place[1]), result["after"], strict=True):
+                yield rank, place, which, after
 
     def parameters(self, stage: int) -> list[Marked]:
         """The parameters that each rank of a pipeline stage has."""
@@ -112,68 +141,44 @@ class OnMesh(Faulty):
             Marked("norm.weight", "partial"),
         ]
 
-    def gradient(self, which: Marked, data: int, stage: int, tensor: int) -> Tensor:
+    def gradient(self, which: Marked, place: Place) -> Tensor:
         """The gradient of a parameter that backward computes on one rank."""
         import torch
 
+        data, stage, tensor = place
         key = (which.name, data, stage, 0 if which.kind == "equal" else tensor)
         draw = torch.Generator().manual_seed(drawn_seed(self.seed, str(key)))
         scale = 2.0 ** (stage - 4) * (1 + key[-1])  # ranks differ in their norms
         return torch.randint(-99, 100, (self.elements,), generator=draw) * scale
 
-    def reduced(self, which: Marked, stage: int, tensor: int) -> Tensor:
+    def mean(self, which: Marked, *places: Sequence[int]) -> Tensor:
+        """The sum of the gradients at these coordinates, over the number of data coordinates."""
+        first, *others = (self.gradient(which, (d, p, t)) for d, p, t in product(*places))
+        return sum(others, first) / len(places[0])
+
+    def holders(self, which: Marked, place: Place) -> tuple[Sequence[int], ...]:
+        """The coordinates, by axis, of the ranks whose gradients one process would add up."""
+        data, pipeline, tensor = map(range, self.sizes)
+        stages = (0, pipeline[-1]) if which.tied else place[1:2]
+        return data, stages, tensor if which.kind == "partial" else place[2:]
+
+    def reduced(self, which: Marked, place: Place) -> Tensor:
         """The correct gradient after reduction: that of one process, for this rank's elements."""
-        data, pipeline, ranks = self.sizes
-        stages = (0, pipeline - 1) if which.tied else (stage,)
-        parts = range(ranks) if which.kind == "partial" else (tensor,)
-        return self.mean(which, range(data), stages, parts)
-
-    def mean(
-        self, which: Marked, data: Sequence[int], stages: Sequence[int], parts: Sequence[int]
-    ) -> Tensor:
-        """The ranks' gradients, summed over stages and tensor ranks, averaged over data ranks."""
-        first, *others = (
-            self.gradient(which, d, stage, part)
-            for d in data
-            for stage in stages
-            for part in parts
-        )
-        return sum(others, first) / len(data)
+        return self.mean(which, *self.holders(which, place))
 
 
-def place_of(rank: int, sizes: Sizes) -> Sizes:
-    """The coordinates of a rank on the axes data, pipeline and tensor."""
-    _, pipeline, tensor = sizes
-    return rank // (pipeline * tensor), rank // tensor % pipeline, rank % tensor
-
-
-def members_on(rank: int, axis: int, sizes: Sizes) -> list[int]:
-    """The ranks that differ from this rank on one axis only, including the rank itself."""
-    stride = prod(sizes[axis + 1 :])
-    first = rank - place_of(rank, sizes)[axis] * stride
-    return [first + stride * number for number in range(sizes[axis])]
-
-
-# On ranks ----------------------------------------------------------------------------------------
-
-
-def groups_on(sizes: Sizes) -> dict[str, Any]:
-    """Creates this rank's process group on each axis.
+def groups_on(sizes: Place) -> dict[str, Any]:
+    """Runs on ranks: creates this rank's process group on each axis.
 
     The group "embedding" has the first and the last rank of a pipeline; None on other ranks.
     """
+    import torch
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
 
-    groups: dict[str, Any] = {"embedding": None}
-    for number, axis in enumerate(AXES):
-        rows = {tuple(members_on(rank, number, sizes)) for rank in range(prod(sizes))}
-        for row in sorted(rows):
-            group = dist.new_group(list(row))
-            if dist.get_rank() in row:
-                groups[axis] = group
-            if axis == "pipeline":
-                ends = sorted({row[0], row[-1]})
-                group = dist.new_group(ends)
-                if dist.get_rank() in ends:
-                    groups["embedding"] = group
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=AXES)
+    groups: dict[str, Any] = {axis: mesh.get_group(axis) for axis in AXES}
+    pipelines = torch.arange(prod(sizes)).view(sizes).movedim(1, 2).reshape(-1, sizes[1])
+    ends = [sorted({*pair}) for pair in pipelines[:, [0, -1]].tolist()]
+    groups["embedding"], _ = dist.new_subgroups_by_enumeration(ends)  # type: ignore[no-untyped-call]
     return groups

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
@@ -14,6 +16,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import ranks_in_words
+from dtlab.parallel.mesh import group_of
 
 _NAMES = ("data", "pipeline", "tensor", "context", "expert")
 
@@ -42,51 +45,38 @@ class Grouping(Faulty):
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
 
-        made: list[int] = []
         make: Any = c10d._new_group_with_tag
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            made.append(1)
-            return make(*args, **kwargs)
-
-        c10d._new_group_with_tag = counted
-        try:
-            with finished_calls(*Grouping.finished, refuse=True) as finished:
-                found = fn(dict(given))
-        finally:
-            c10d._new_group_with_tag = make
-        if not isinstance(found, dict):
-            return {"groups": None, "text": type(found).__name__, "finished": sorted(finished)}
-        groups = {
-            str(axis): (dist.get_process_group_ranks(group), group.group_name)
-            if isinstance(group, dist.ProcessGroup)
-            else type(group).__name__
-            for axis, group in found.items()
-        }
-        return {"groups": groups, "made": len(made), "finished": sorted(finished)}
+        spy = patch.object(c10d, "_new_group_with_tag", wraps=make)
+        with spy as made, finished_calls(*Grouping.finished, refuse=True) as finished:
+            found = fn(dict(given))
+        groups: Any = type(found).__name__
+        if isinstance(found, dict):
+            groups = {
+                str(axis): (dist.get_process_group_ranks(group), group.group_name)
+                if isinstance(group, dist.ProcessGroup)
+                else type(group).__name__
+                for axis, group in found.items()
+            }
+        return {"groups": groups, "made": made.call_count, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        from dtlab.parallel.mesh import group_of
-
         sizes = dict(self.axes)
         for rank, result in enumerate(results):
-            wrong = self._wrong_dict(result) or next(
-                filter(None, (self._wrong_group(rank, axis, result) for axis in sizes)), ""
-            )
+            wrong = _wrong_groups(rank, result["groups"], sizes)
             if wrong:
                 yield self.topic, f"rank {rank} {wrong}"
                 return
-        for rank, result in enumerate(results):
-            for axis in sizes:
-                first = group_of(rank, axis, sizes)[0]
-                if result["groups"][axis][1] != results[first]["groups"][axis][1]:
-                    yield (
-                        "same",
-                        f"ranks {first} and {rank} hold two different process groups of the axis "
-                        f"{axis}, with the same members. A collective would wait forever: each "
-                        "rank calls it on its own group. Which call of new_group does each keep?",
-                    )
-                    return
+        for rank, axis in product(range(len(results)), sizes):
+            first = group_of(rank, axis, sizes)[0]
+            one, other = (results[member]["groups"][axis][1] for member in (first, rank))
+            if one != other:
+                yield (
+                    "same",
+                    f"ranks {first} and {rank} hold two different process groups of the axis "
+                    f"{axis}, with the same members. A collective would wait forever: each rank "
+                    "calls it on its own group. Which call of new_group does each keep?",
+                )
+                return
         enough = sum(prod(sizes.values()) // size for size in sizes.values())
         most = max(int(result["made"]) for result in results)
         if most > enough:
@@ -96,34 +86,29 @@ class Grouping(Faulty):
                 "group is made once, for all of its members.",
             )
 
-    def _wrong_dict(self, result: Noted) -> str:
-        groups = result["groups"]
-        if groups is None:
-            return f"returns {result['text']}. Return a dict: a process group for each axis."
-        if set(groups) != {axis for axis, _ in self.axes}:
-            return f"returns groups of the axes {', '.join(groups) or '(none)'}."
-        return ""
 
-    def _wrong_group(self, rank: int, axis: str, result: Noted) -> str:
-        """What is wrong with this rank's group on one axis; empty if nothing is."""
-        from dtlab.parallel.mesh import group_of
-
-        found, sizes = result["groups"][axis], dict(self.axes)
+def _wrong_groups(rank: int, groups: Any, sizes: Mapping[str, int]) -> str:
+    """What is wrong with the groups of a rank, by axis; empty if nothing is."""
+    if isinstance(groups, str):
+        return f"returns {groups}. Return a dict: a process group for each axis."
+    if set(groups) != set(sizes):
+        return f"returns groups of the axes {', '.join(groups) or '(none)'}."
+    for axis, found in groups.items():
         if found == "int":  # GroupMember.NON_GROUP_MEMBER
             return f"has a group of the axis {axis} that it is not a member of."
         if isinstance(found, str):
             return f"has {found} for the axis {axis}, not a process group."
         members, wanted = list(found[0]), group_of(rank, axis, sizes)
-        if members == wanted:
-            return ""
-        others = [one for one in sizes if members == group_of(rank, one, sizes)]
-        why = "Which ranks have its place on all other axes?"
-        if others and len(members) > 1:
-            why = f"That is its group on the axis {others[0]}. The last axis runs fastest."
-        return (
-            f"has {ranks_in_words(members)} in its group of the axis {axis}, not "
-            f"{ranks_in_words(wanted)}. {why}"
-        )
+        if members != wanted:
+            others = [one for one in sizes if members == group_of(rank, one, sizes)]
+            why = "Which ranks have its place on all other axes?"
+            if others and len(members) > 1:
+                why = f"That is its group on the axis {others[0]}. The last axis runs fastest."
+            return (
+                f"has {ranks_in_words(members)} in its group of the axis {axis}, not "
+                f"{ranks_in_words(wanted)}. {why}"
+            )
+    return ""
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -9,17 +9,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields
-from functools import cached_property
-from typing import Any, ClassVar, Final, get_args
+from functools import lru_cache
+from typing import Any, ClassVar, Final
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import plain
+from dtlab.grading.questions.quantities import entries
 from dtlab.predict import LINKS, Cluster, Link
-from dtlab.predict.plan import Estimate, Plan, Schedule, Transformer, evaluate, search
-from dtlab.predict.transformer import Recompute
+from dtlab.predict.plan import Estimate, Plan, Search, Transformer, evaluate, search
 
 __all__ = ["KEYS", "PART", "Setting", "draw_settings"]
 
@@ -27,6 +27,17 @@ KEYS: Final = tuple(field.name for field in fields(Plan))
 # Ratios to the best step time: the largest that earns points; of the best plan in the small space,
 # at most; of every plan with a typical mistake, more than this.
 _NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06
+
+_ADVICE: Final = {
+    "tensor parallelism": "How many tensor ranks does a layer need, and do they share a node?",
+    "data parallelism": "What do the data ranks send for every microbatch at this ZeRO stage, and "
+    "what hides it?",
+    "pipeline bubble": "How many microbatches fill how many stages?",
+    "recomputation": "Is there a plan that fits without it?",
+    "context parallelism": "Are the sequences so long that they must be cut?",
+    "pipeline messages": "How many boundaries are there, and on which links?",
+    "uneven stages": "Do the stages divide the layers, and which one has the output head?",
+}
 
 # The settings ------------------------------------------------------------------------------------
 #
@@ -40,12 +51,19 @@ _NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06
 
 
 @dataclass(frozen=True)
-class Setting:
+class Setting(Faulty):
     """A model of about 20 B parameters, nodes of eight GPUs, a batch, and the memory per GPU.
 
     `story` names the constraint that determines the best plan: one node, a slow network between
     nodes, or few tokens.
     """
+
+    alone = True
+    topic = "legal"
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.plan",)
+    allowed: ClassVar[tuple[str, ...]] = (
+        "Plan", "evaluate", "Estimate", "Problem", "Transformer",
+    )  # fmt: skip
 
     story: str
     layers: int
@@ -66,14 +84,10 @@ class Setting:
         """The cluster: H100 GPUs, with NVLink inside a node."""
         return Cluster(self.nodes, 8, LINKS["NVLink 4"], Link(10e-6, self.network))
 
-    @cached_property
+    @property
     def best(self) -> Estimate:
         """The fastest of all plans that fit."""
-        return search(self.model, self.cluster, self.batch, memory=self.memory).best(1)[0]
-
-    def evaluate(self, plan: Plan) -> Estimate:
-        """The memory and the step time of a plan in this setting."""
-        return evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
+        return _all_plans(self).best(1)[0]
 
     def __str__(self) -> str:
         nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
@@ -82,23 +96,60 @@ class Setting:
             f"batch {self.batch}, {self.memory / 1e9:g} GB per GPU"
         )
 
+    def shows(self, criterion: str) -> bool:
+        return criterion in ("legal", "memory", self.story)
 
-def small_space(setting: Setting) -> Iterator[Plan]:
-    """All plans without context parallelism and recomputation, under 1F1B."""
-    gpus = setting.cluster.size
-    for tensor in _divisors(gpus):
-        for pipeline in _divisors(gpus // tensor):
-            data = gpus // tensor // pipeline
-            for micro in _divisors(setting.batch // data) if setting.batch % data == 0 else ():
-                for zero in range(4):
-                    for shared in {False, tensor > 1}:
-                        yield Plan(
-                            tensor, 1, pipeline, data, zero, micro, sequence_parallel=shared
-                        )
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        return astuple(self)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
+        one = Setting(*given)
+        options: dict[str, Any] = {"refuse": True, "allowed": Setting.allowed}
+        with finished_calls(*Setting.finished, **options) as finished:
+            found = fn(one.model, one.cluster, one.batch, one.memory)
+        found = asdict(found) if isinstance(found, Plan) else found
+        return {"plan": entries(found, KEYS), "finished": sorted(finished)}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        values = results[0]["plan"]
+        if "odd" in values:
+            keys = ", ".join(KEYS)
+            yield "legal", f"plan_320 returns {values['odd']}. Return a dict with {keys}."
+            return
+        plan = Plan(**values)
+        if plan.odd:
+            yield "legal", f"what plan_320 returns is no plan: {plan.odd}."
+            return
+        found = evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
+        if not found.seconds:
+            yield "legal", f"{found.plan}: this plan cannot run: {found.reason}."
+            return
+        if found.reason:
+            most = max(found.memory, key=lambda part: found.memory[part])
+            yield "memory", f"{found.plan}: {found.reason}. The largest part is {most}."
+        yield from self._slow(found)
+
+    def _slow(self, found: Estimate) -> Iterator[Fault]:
+        """Yields a fault that names the largest extra cost if the best plan is over 5 % faster."""
+        best = self.best
+        times = found.step_seconds / best.step_seconds
+        if times > _NEAR:
+            cost = max(
+                found.seconds, key=lambda name: found.seconds[name] - best.seconds.get(name, 0)
+            )
+            shares = [one.seconds[cost] / one.step_seconds for one in (found, best)]
+            yield (
+                self.story,
+                f"{found.plan}: its step takes {times:.2f} times as long as that of the best "
+                f"plan. What differs most is {cost}: {shares[0]:.0%} of your step, and "
+                f"{shares[1]:.0%} of the best one. {_ADVICE.get(cost, '')}".rstrip(),
+            )
 
 
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+@lru_cache(maxsize=16)  # not kept on the setting, which a learner's function may refer to
+def _all_plans(setting: Setting) -> Search:
+    return search(setting.model, setting.cluster, setting.batch, memory=setting.memory)
 
 
 _SLOWER: Final[Mapping[str, tuple[Callable[[Plan], bool], ...]]] = {
@@ -154,127 +205,21 @@ def _is_clear(setting: Setting) -> bool:
 
     `_SLOWER` defines the typical mistakes of each story, as tests on plans.
     """
-    found = [one for one in map(setting.evaluate, small_space(setting)) if not one.reason]
-    limit = setting.best.step_seconds
-    if not any(one.step_seconds <= _CLOSE * limit for one in found):
-        return False
-    near = [one.plan for one in found if one.step_seconds <= _APART * limit]
-    return not any(test(plan) for test in _SLOWER[setting.story] for plan in near)
-
-
-# What is judged ----------------------------------------------------------------------------------
-
-_ADVICE: Final = {
-    "tensor parallelism": "How many tensor ranks does a layer need, and do they share a node?",
-    "data parallelism": "What do the data ranks send for every microbatch at this ZeRO stage, and "
-    "what hides it?",
-    "pipeline bubble": "How many microbatches fill how many stages?",
-    "recomputation": "Is there a plan that fits without it?",
-    "context parallelism": "Are the sequences so long that they must be cut?",
-    "pipeline messages": "How many boundaries are there, and on which links?",
-    "uneven stages": "Do the stages divide the layers, and which one has the output head?",
-}
-
-
-@dataclass(frozen=True)
-class Planned(Faulty):
-    """A call of `plan_320(model, cluster, batch, memory)` for one setting."""
-
-    alone = True
-    topic = "legal"
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.plan",)
-    allowed: ClassVar[tuple[str, ...]] = (
-        "Plan", "evaluate", "Estimate", "Problem", "Transformer",
-    )  # fmt: skip
-
-    setting: Setting
-
-    def __str__(self) -> str:
-        return str(self.setting)
-
-    def shows(self, criterion: str) -> bool:
-        return criterion in ("legal", "memory", self.setting.story)
-
-    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
-        return astuple(self.setting)
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
-        from dtlab.grading.checking.finished import finished_calls
-
-        setting = Setting(*given)
-        arguments = setting.model, setting.cluster, setting.batch, setting.memory
-        options: dict[str, Any] = {"refuse": True, "allowed": Planned.allowed}
-        with finished_calls(*Planned.finished, **options) as finished:
-            found = fn(*arguments)
-        found = asdict(found) if isinstance(found, Plan) else found
-        noted: dict[str, Any] = {"finished": sorted(finished)}
-        if not isinstance(found, Mapping):
-            return {**noted, "odd": f"a {type(found).__name__}, not a dict"}
-        wrong = sorted(set(map(str, found)) ^ set(KEYS))
-        if wrong:
-            return {**noted, "odd": f"a dict whose keys differ in {', '.join(wrong)[:80]}"}
-        values = {key: plain(found[key]) for key in KEYS}
-        kinds = int | str
-        return {
-            **noted,
-            "plan": {k: v if isinstance(v, kinds) else str(v)[:40] for k, v in values.items()},
-        }
-
-    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        odd = results[0].get("odd")
-        values = results[0].get("plan")
-        problem = f"plan_320 returns {odd}." if odd else _misfit(values)
-        if problem:
-            yield "legal", problem
-            return
-        found = self.setting.evaluate(Plan(**values))
-        if not found.seconds:
-            yield "legal", f"{found.plan}: this plan cannot run: {found.reason}."
-            return
-        if found.reason:
-            most = max(found.memory, key=lambda part: found.memory[part])
-            yield "memory", f"{found.plan}: {found.reason}. The largest part is {most}."
-        yield from self._slow(found)
-
-    def _slow(self, found: Estimate) -> Iterator[Fault]:
-        """Yields a fault that names the largest extra cost if the best plan is over 5 % faster."""
-        best = self.setting.best
-        times = found.step_seconds / best.step_seconds
-        if times > _NEAR:
-            cost = max(
-                found.seconds, key=lambda name: found.seconds[name] - best.seconds.get(name, 0)
-            )
-            shares = [one.seconds[cost] / one.step_seconds for one in (found, best)]
-            yield (
-                self.setting.story,
-                f"{found.plan}: its step takes {times:.2f} times as long as that of the best "
-                f"plan. What differs most is {cost}: {shares[0]:.0%} of your step, and "
-                f"{shares[1]:.0%} of the best one. {_ADVICE.get(cost, '')}".rstrip(),
-            )
-
-
-def _misfit(values: Mapping[str, Any]) -> str:
-    """Why these values are not a plan; empty if they are."""
-    for name in ("tensor", "context", "pipeline", "data", "microbatch", "chunks"):
-        value = values[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            return f"{name!r} is {value!r}; it must be a whole number of 1 or more."
-    choices: dict[str, Sequence[Any]] = {
-        "zero": range(4), "schedule": get_args(Schedule), "recompute": get_args(Recompute),
-        "sequence_parallel": (False, True),
-    }  # fmt: skip
-    for name, allowed in choices.items():
-        if values[name] not in allowed:
-            words = ", ".join(map(str, allowed))
-            return f"{name!r} is {values[name]!r}; it must be one of {words}."
-    return ""
+    near = [
+        one
+        for one in _all_plans(setting).within(_APART)
+        if (one.plan.context, one.plan.schedule, one.plan.recompute) == (1, "1f1b", "none")
+    ]
+    return (
+        bool(near)
+        and near[0].step_seconds <= _CLOSE * setting.best.step_seconds
+        and not any(test(one.plan) for test in _SLOWER[setting.story] for one in near)
+    )
 
 
 def _trials(seed: int) -> list[Trial]:
     """A single trial: one rank calls the function for all three settings."""
-    cases = [Planned(setting) for setting in draw_settings(random.Random(seed))]
-    return [Trial(1, cases, limit=20.0)]
+    return [Trial(1, draw_settings(random.Random(seed)), limit=20.0)]
 
 
 PART = Part(

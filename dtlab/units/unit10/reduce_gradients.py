@@ -8,28 +8,23 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
+from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.unseen import inside_marks
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
-from dtlab.units.unit10.mesh_cases import (
-    ANSWER,
-    AXES,
-    Marked,
-    OnMesh,
-    members_on,
-    place_of,
-)
+from dtlab.parallel.mesh import group_of
+from dtlab.units.unit10.mesh_cases import ANSWER, Marked, Place, WithGradients, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Due = dict[tuple[int, ...], int]  # bytes by the members of a group
 _OWN, _MORE = 8192, 1.05  # bytes that gloo itself sends; allowed ratio to the bytes that are due
 
 
-class Reducing(OnMesh):
+class Reducing(WithGradients):
     """A call of `fn(parameters, groups)`; topic "data": that criterion judges all gradients."""
 
     def shows(self, criterion: str) -> bool:
@@ -38,111 +33,88 @@ class Reducing(OnMesh):
         return criterion not in ("data", "tied")
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        for rank, result in enumerate(results):
-            _, stage, tensor = place_of(rank, self.sizes)
-            for which, got in zip(self.parameters(stage), result["after"], strict=True):
-                wanted = self.reduced(which, stage, tensor)
-                if got is None or got.shape != wanted.shape or not close(got, wanted):
-                    name = "tied" if which.tied else which.kind
-                    what = f"{which.name} ({'tied, ' * which.tied}{which.kind})"
-                    why = self._known(which, rank, got)
-                    yield (
-                        "data" if self.topic == "data" else name,
-                        f"{self.where(rank)}, gradient of {what}: {why}",
-                    )
+        for rank, place, which, got in self.gradients(results):
+            wanted = self.reduced(which, place)
+            if got is None or got.shape != wanted.shape or not close(got, wanted):
+                name = "tied" if which.tied else which.kind
+                yield (
+                    "data" if self.topic == "data" else name,
+                    f"{self.where(rank)}, gradient of {which.name} "
+                    f"({'tied, ' * which.tied}{which.kind}): {self._why(which, rank, place, got)}",
+                )
 
-    def _known(self, which: Marked, rank: int, got: Tensor | None) -> str:
+    def _why(self, which: Marked, rank: int, place: Place, got: Tensor | None) -> str:
         """The message for a known mistake that gives this gradient; else a general hint."""
         if got is None:
             return "it is None afterwards."
-        data, stage, tensor = place_of(rank, self.sizes)
-        wanted, replicas = self.reduced(which, stage, tensor), range(self.sizes[0])
-        stages = (0, self.sizes[1] - 1) if which.tied else (stage,)
-        parts, sharers = range(self.sizes[2]), self._group(rank, 2)
-        every = self.mean(which, replicas, stages, parts)
-        known: list[tuple[Tensor, str]] = []
-        if which.tied:
-            copy = self.mean(which, replicas, (stage,), (tensor,))
-            known = [
-                (copy, f"it has this stage's part only. Add both copies, {self._group(rank, 1)}."),
-                (wanted / 2, "it is the mean of both copies. What one process has is their sum."),
-            ]
-        if which.kind == "partial":
-            own = self.mean(which, replicas, stages, (tensor,))
-            known += [
-                (own, f"it has this rank's tokens only. Sum the parts over {sharers}."),
-                (every / len(parts), f"it is the mean over {sharers}, not the sum."),
-            ]
-        else:
-            hold = (
-                "different parts of the weight" if which.kind == "sharded" else "equal gradients"
-            )
-            known += [
-                (every, f"it is the sum over {sharers}. These hold {hold}."),
-                (every / len(parts), f"it is the mean over {sharers}. These hold {hold}."),
-            ]
-        left = self.gradient(which, data, stage, tensor)
-        known += [
-            (left, f"it is as backward left it. Average it over {self._group(rank, 0)}."),
-            (wanted * len(replicas), "it is the sum over the data group, not the mean."),
-        ]
-        fitting = (why for one, why in known if close(got, one) and not close(wanted, one))
+        data, stages, _ = self.holders(which, place)
+        own, every = place[2:], range(self.sizes[2])
+        wanted, summed = self.reduced(which, place), self.mean(which, data, stages, every)
+        pipeline, sharers = self._group(rank, "pipeline"), self._group(rank, "tensor")
+        kind = {
+            "sharded": ". These hold different parts of the weight.",
+            "equal": ". These hold equal gradients.",
+            "partial": ", not the sum.",
+        }[which.kind]
+        known = {
+            f"it has this rank's tokens only. Sum the parts over {sharers}.":
+                self.mean(which, data, stages, own),
+            f"it has this stage's part only. Add both copies, {pipeline}.":
+                self.mean(which, data, place[1:2], own),
+            "it is the mean of both copies. What one process has is their sum.":
+                wanted / len(stages),
+            f"it is the sum over {sharers}{kind}": summed,
+            f"it is the mean over {sharers}{kind}": summed / len(every),
+            f"it is as backward left it. Average it over {self._group(rank, 'data')}.":
+                self.gradient(which, place),
+            "it is the sum over the data group, not the mean.": wanted * len(data),
+        }  # fmt: skip
+        fitting = (why for why, one in known.items() if close(got, one) and not close(wanted, one))
         return next(fitting, "these are not the numbers of one process. Which ranks have a part?")
 
-    def _group(self, rank: int, axis: int) -> str:
-        members = members_on(rank, axis, self.sizes)
-        return f"the {AXES[axis]} group, {ranks_in_words(members)}"
+    def _group(self, rank: int, axis: str) -> str:
+        return f"the {axis} group, {ranks_in_words(group_of(rank, axis, self.axes))}"
 
-    def due(self, rank: int) -> dict[tuple[int, ...], int]:
+    def due(self, rank: int) -> Due:
         """The bytes that this rank must reduce in each group, by the members of the group."""
-        marked, size = self.parameters(place_of(rank, self.sizes)[1]), 4 * self.elements
-        counts = (
-            len(marked),
-            sum(one.tied for one in marked),
-            sum(one.kind == "partial" for one in marked),
-        )
-        due = {}
-        for axis, count in enumerate(counts):
-            members = members_on(rank, axis, self.sizes)
-            if len(members) > 1 and count:
-                ends = members if axis != 1 else [members[0], members[-1]]
-                due[tuple(ends)] = count * size
-        return due
+        marked = self.parameters(place_of(rank, self.sizes)[1])
+        data, pipeline, tensor = (group_of(rank, axis, self.axes) for axis in self.axes)
+        counts = {
+            (*data,): len(marked),
+            (pipeline[0], pipeline[-1]): sum(one.tied for one in marked),
+            (*tensor,): sum(one.kind == "partial" for one in marked),
+        }
+        size = 4 * self.elements
+        return {group: size * count for group, count in counts.items() if len({*group}) > 1}
 
-
-def _too_much(seen: Seen) -> str:
-    """A message if a rank sends more than one all-reduce per sum needs; empty otherwise."""
-    for one in seen:
+    def by_trace(self, one: Observation) -> Iterator[Fault]:
+        """Yields a fault for a rank that sends more than one all-reduce per sum needs."""
+        cases = [case for case in one.trial.cases if isinstance(case, Reducing)]
         for rank in range(one.trial.world_size if one.trace is not None else 0):
-            goal = sum(
-                2 * (len(members) - 1) / len(members) * size
-                for case in one.trial.cases
-                if isinstance(case, Reducing)
-                for members, size in case.due(rank).items()
-            )
+            due = [case.due(rank) for case in cases]
+            sums = [(len(members), size) for each in due for members, size in each.items()]
+            goal = sum(2 * (ranks - 1) / ranks * size for ranks, size in sums)
             sent = one.trace.bytes_wire(rank) if one.trace is not None else None
             if sent is not None and sent > goal * _MORE + _OWN:
-                return (
-                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}; one all-reduce "
-                    f"for each sum takes {amount(goal)}. {_which_group(one, rank)}"
+                yield (
+                    "bytes",
+                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}; one all-reduce for "
+                    f"each sum takes {amount(goal)}. {_which_group(one, rank, due)}",
                 )
-    return ""
 
 
-def _which_group(one: Observation, rank: int) -> str:
+def _which_group(one: Observation, rank: int, due: Sequence[Due]) -> str:
     """A sentence that names the group in which a rank reduces too much; a hint if none does."""
-    for case, events in zip(one.trial.cases, inside_marks(one.trace, rank, ANSWER), strict=False):
-        assert isinstance(case, Reducing)
+    for own, events in zip(due, inside_marks(one.trace, rank, ANSWER), strict=False):
         reduced: Counter[tuple[int, ...]] = Counter()
         for event in events:
             if event.kind == "comm" and event.peers:
                 reduced[tuple(sorted({rank, *event.peers}))] += event.bytes
-        due = case.due(rank)
         for members, size in reduced.items():
-            if size > due.get(members, 0):
+            if size > own.get(members, 0):
                 return (
                     f"Between {ranks_in_words(members)} it reduces {amount(size)}, and "
-                    f"{amount(due.get(members, 0))} are parts of a sum there."
+                    f"{amount(own.get(members, 0))} are parts of a sum there."
                 )
     return "Which gradients are equal already?"
 
@@ -180,7 +152,7 @@ PART = Part(
             rule("equal", 1, "equal gradients stay as they are", "data"),
             rule("partial", 2, "parts add up over the tensor group", "data"),
             rule("tied", 2, "both copies of the table have their sum", "data"),
-            rule("bytes", 2, "each sum once, in its group", "data", *_KINDS, also=_too_much),
+            rule("bytes", 2, "each sum once, in its group", "data", *_KINDS),
         ),
     ),
     reference="dtlab.parallel.gpt.ParallelGPT",

@@ -14,35 +14,21 @@ only the division  every gradient: 1/t
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from dtlab.grading.checking.checks import (
-    UNANSWERED,
-    Check,
-    Judging,
-    Rule,
-    Verdict,
-    blocked,
-    lost,
-    ok,
-)
-from dtlab.grading.checking.criteria import Seen, criterion
+from dtlab.grading.checking.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
+from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.scripts.lines import judge_line
 from dtlab.grading.scripts.mends import MendProgram
-from dtlab.grading.scripts.run import (
-    Program,
-    TrainingRun,
-    named,
-    other_losses,
-    other_parameters,
-)
+from dtlab.grading.scripts.run import TrainingRun, named, other_losses, other_parameters
+from dtlab.units.unit10.mesh_cases import AXES, Place, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,18 +41,11 @@ _LIMIT = 20.0  # seconds: a right answer takes one
 _HEAD: Final = "head.weight"
 
 
-def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Call `parallel.mesh.coordinates_of`, which is imported late because it imports torch."""
-    from dtlab.parallel import mesh
-
-    return mesh.coordinates_of(rank, sizes)
-
-
 @dataclass(frozen=True)
 class MeshRun(TrainingRun):
     """A run of `program(model, batches, sizes)`: some training steps of a `Net` over a mesh."""
 
-    mesh: tuple[int, int, int]  # data, pipeline, tensor
+    mesh: Place  # data, pipeline, tensor
     width: int = 16
     tokens: int = 8
     num_steps: int = 4
@@ -75,14 +54,8 @@ class MeshRun(TrainingRun):
     looks: ClassVar[tuple[str, str]] = ("", "Compare its updates step by step.")
 
     def __str__(self) -> str:
-        data, pipeline, tensor = self.mesh
-        steps = f"{self.num_steps} step" + "s" * (self.num_steps > 1)
-        return f"data {data} x pipeline {pipeline} x tensor {tensor}, {steps}"
-
-    @property
-    def axes(self) -> dict[str, int]:
-        """The sizes of the axes by name."""
-        return dict(zip(("data", "pipeline", "tensor"), self.mesh, strict=True))
+        axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, self.mesh, strict=True))
+        return f"{axes}, {self.num_steps} step" + "s" * (self.num_steps > 1)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -107,32 +80,24 @@ class MeshRun(TrainingRun):
         return tokens[:, :-1], tokens[:, 1:]
 
     def replica(self, rank: int) -> int:
-        return coordinates_of(rank, self.axes)["data"]
+        return place_of(rank, self.mesh)[0]
 
     def has_loss(self, rank: int) -> bool:
-        return coordinates_of(rank, self.axes)["pipeline"] == self.mesh[1] - 1
+        return place_of(rank, self.mesh)[1] == self.mesh[1] - 1
 
     def inputs(self, rank: int, world_size: int) -> dict[str, Any]:
-        return {**super().inputs(rank, world_size), "axes": self.axes}
-
-    @classmethod
-    def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
-        return super().run(partial(_called, fn, given["axes"]), model, given)
+        sizes = dict(zip(AXES, self.mesh, strict=True))
+        return {**super().inputs(rank, world_size), "more": [sizes]}
 
     def part(self, name: str, whole: Tensor, rank: int, ranks: int) -> Tensor | None:
         """This rank's shard of a parameter; None if the parameter is on another pipeline stage."""
-        place, stages, layers = coordinates_of(rank, self.axes), self.mesh[1], self.sizes[2]
+        stages, layers = self.mesh[1], self.sizes[2]
         stage = 0 if name.startswith("embedding") else stages - 1
         if name.startswith("blocks."):
             number = int(name.split(".")[1])
             stage = next(s for s in range(stages) if number < layers * (s + 1) // stages)
-        if stage != place["pipeline"]:
-            return None
-        return _shard(name, whole, place["tensor"], self.mesh[2])
-
-    def one_process(self, ranks: int) -> tuple[list[list[float]], list[dict[str, Tensor]]]:
-        """As in `TrainingRun`, but cached, because several criteria need it."""
-        return _in_one_process(self, ranks)
+        _, own_stage, tensor = place_of(rank, self.mesh)
+        return _shard(name, whole, tensor, self.mesh[2]) if stage == own_stage else None
 
     @cached_property
     def first_step(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -154,24 +119,6 @@ class MeshRun(TrainingRun):
         return None if far > _FACTOR * max(1.0, abs(factor)) else factor
 
 
-@lru_cache(maxsize=16)
-def _in_one_process(
-    case: MeshRun, ranks: int
-) -> tuple[list[list[float]], list[dict[str, Tensor]]]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the model is small: more threads wait for each other
-    try:
-        return TrainingRun.one_process(case, ranks)
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _called(fn: Program, axes: Mapping[str, int], model: Any, batches: Any) -> Any:
-    return fn(model, batches, axes)
-
-
 def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
     """A rank's part: column-parallel layers are cut along dim 0, row-parallel ones along dim 1."""
     import torch
@@ -188,19 +135,21 @@ def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
 # What the mended program must do -----------------------------------------------------------------
 
 
-def _factors(case: MeshRun, results: Sequence[Any]) -> list[tuple[str, int, float | None]]:
-    """Lists (name, rank, factor) for every parameter on every rank; see `MeshRun.factor`."""
-    return [
-        (name, rank, case.factor(name, rank, tensor))
-        for rank, seen in enumerate(results)
-        for name, tensor in seen["after"].items()
-    ]
+def _factors(
+    case: MeshRun, results: Sequence[Any]
+) -> Iterator[tuple[str, int, float | None]]:
+    """Yields (name, rank, factor) for every parameter on every rank; see `MeshRun.factor`.
+
+    Yields nothing for several steps, after which a parameter is not its first update.
+    """
+    if case.num_steps == 1:
+        for rank, seen in enumerate(results):
+            for name, tensor in seen["after"].items():
+                yield name, rank, case.factor(name, rank, tensor)
 
 
 def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
     """Objects if the head's first update is wrong: it needs only the mean over data ranks."""
-    if case.num_steps > 1:
-        return ""
     for name, rank, factor in _factors(case, results):
         if name == _HEAD and (factor is None or abs(factor - 1) > _FACTOR):
             what = "has another direction than" if factor is None else f"is {factor:.3g} times"
@@ -213,9 +162,7 @@ def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str
 
 def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
     """Objects if the factor of a parameter before the gather differs from that of the head."""
-    if case.num_steps > 1:
-        return ""
-    found = _factors(case, results)
+    found = list(_factors(case, results))
     head = next((factor for name, _, factor in found if name == _HEAD), None)
     for name, rank, factor in found:
         if not head or factor is None or abs(factor / head - 1) > _FACTOR:
@@ -229,32 +176,25 @@ def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> 
     return ""
 
 
-_AS_ONE = criterion(
-    "training", 2, "losses and parameters as in one process", other_losses(_NEAR), other_parameters
-)
-_SCALE = criterion("scale", 2, "the mean over the right ranks", _wrong_scale)
-_BALANCE = criterion(
-    "balance", 2, "the same factor before and after the gather", _out_of_balance,
-    waits=True,
+_MENDED = (
+    criterion("scale", 2, "the mean over the right ranks", _wrong_scale),
+    criterion(
+        "balance", 2, "the same factor before and after the gather", _out_of_balance, waits=True
+    ),
+    criterion(
+        "training", 2, "losses and parameters as in one process", other_losses(_NEAR),
+        other_parameters, after=("scale", "balance"),
+    ),
 )  # fmt: skip
-
-
-def _training(seen: Seen) -> Verdict:
-    """Judges the whole training; blocked until both faults are repaired, as each changes it."""
-    if any(rule.judge(seen).status != "ok" for rule in (_SCALE, _BALANCE)):
-        return blocked("judged once the first step is right")
-    return _AS_ONE.judge(seen)
-
-
-_TRAINING = Rule("training", 2, Judging(_AS_ONE.right, _training))
 
 
 # The diagnosis -----------------------------------------------------------------------------------
 
 _LINES = (
-    ["x = stage.head(gather_from_sequence(stage.norm(x), tensor)).transpose(1, 2)"],
-    ["parameter.grad /= data.size() * tensor.size()"],
+    "x = stage.head(gather_from_sequence(stage.norm(x), tensor)).transpose(1, 2)",
+    "parameter.grad /= data.size() * tensor.size()",
 )
+_LOOK = "Follow a gradient from the loss back to the optimizer: where is it added up or divided?"
 
 
 def _diagnosed(seen: Observation, said: Mapping[str, Any]) -> Verdict:
@@ -281,16 +221,11 @@ def _diagnosed(seen: Observation, said: Mapping[str, Any]) -> Verdict:
     if len(lines) != 2:
         count = f"{len(lines)} line" + "s" * (len(lines) != 1)
         return lost(f"you name {count}. There are two faults, each in one line.")
-    first = [judge_line(train, line, [*_LINES[0], *_LINES[1]], _LOOK) for line in lines]
-    wrong = next((verdict for verdict in first if verdict.status != "ok"), None)
-    if wrong is not None:
-        return wrong
-    each = [any(judge_line(train, line, own, "").status == "ok" for line in lines)
-            for own in _LINES]  # fmt: skip
-    return ok("both lines") if all(each) else lost(f"that is one of the two faults twice. {_LOOK}")
-
-
-_LOOK = "Follow a gradient from the loss back to the optimizer: where is it added up or divided?"
+    verdicts = [judge_line(train, line, _LINES, _LOOK) for line in lines]
+    wrong = next((verdict for verdict in verdicts if verdict.status != "ok"), None)
+    if wrong is None and verdicts[0] == verdicts[1]:
+        return lost(f"that is one of the two faults twice. {_LOOK}")
+    return wrong or ok("both lines")
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -313,6 +248,6 @@ PART = Part(
         program="dtlab.units.unit10.slightly_wrong_script.train",
         scene=Trial(8, [MeshRun(0, (2, 2, 2), num_steps=1)], limit=_LIMIT),
         judge=_diagnosed,
-        check=Check(_trials, (_SCALE, _BALANCE, _TRAINING), compiles=True),
+        check=Check(_trials, _MENDED, compiles=True),
     ),
 )

@@ -37,154 +37,147 @@ def _stages(given: Values) -> int:
     return next(p for p in range(least, given["layers"] + 1) if given["layers"] % p == 0)
 
 
-PART = Part(
-    "10/smallest_mesh",
-    1,
-    "The smallest mesh",
-    10,
-    2,
-    asked(
-        _draw,
-        [
-            ("your model", "{layers} layers; its 16-bit weights take {weights} GB"),
-            ("one GPU", "80 GB, of which {room} GB are for model states"),
-            ("precision", "weights and gradients 16 bits; master copy and Adam's moments fp32"),
-            ("your cluster", "{gpus} GPUs, 8 in a node"),
-            ("a step of one pipeline", "{count} microbatches of {micro} sequences, 1F1B"),
-        ],
-        number(
-            "weights",
-            "the fewest GPUs that hold the weights alone, in all of their 80 GB",
-            "ceil(weights / 80)",
-            "Bytes of weights over the bytes of one card. GPUs are whole.",
-            {
-                "floor(weights / 80)": "these are full, and a part of the weights is left over.",
-                "ceil(weights / 160)": "this has one byte per parameter.",
-                "ceil(8 * weights / 80)": "this is for training. What is asked for first?",
-            },
-            unit="GPUs",
-            exact=True,
-        ),
-        number(
-            "training",
-            "the fewest GPUs that hold all model states, sharded evenly, in {room} GB of each",
-            "cards",
-            "How many bytes per parameter are the weights, and how many are all model states?",
-            {
-                "ceil(4 * weights / room)": "this has 8 bytes per parameter. What is in fp32?",
-                "ceil(8 * weights / 80)": "this fills the cards. Where do activations go?",
-                "ceil(16 * weights / room)": "this takes bytes of weights for parameters.",
-                "ceil(2 * weights / room)": "these are weights and gradients. What does the "
-                "optimizer keep?",
-            },
-            unit="GPUs",
-            exact=True,
-        ),
-        number(
-            "mesh",
-            "the mesh of one replica, [tensor, pipeline]: one axis fills a node, the other goes "
-            "across the fewest nodes that hold the states; all stages have equally many layers",
-            "[8, stages]",
-            "Which axis sends more? For the other one, look for a divisor of the layers.",
-            {
-                "[stages, 8]": "here tensor parallelism goes across nodes. Which of the two sends "
-                "more?",
-                "[cards, 1]": "here all-reduces of every layer go across nodes.",
-                "[1, cards]": "here each GPU is a pipeline stage. What does that do to the "
-                "bubble?",
-                "[8, ceil(cards / 8)]": "so many stages hold the states. Do they divide the "
-                "layers?",
-            },
-            exact=True,
-            points=2,
-        ),
-        number(
-            "ratio",
-            "elements that a GPU of a middle stage sends in the ring all-reduces of tensor "
-            "parallelism, over those that it sends to its two neighbour stages (b x s x h to "
-            "each), for one microbatch, forward and backward",
-            "4 * own * (tensor - 1) / tensor",
-            "All-reduces per layer, forward and backward; what one of them sends; your layers.",
-            {
-                "answer / 2": "half of it: did you count the all-reduces of backward, and that an "
-                "all-reduce is a reduce-scatter and an all-gather?",
-                "answer / own": "this is one layer. How many does a stage have?",
-                "answer * stages": "these are all layers. A stage has only its own layers.",
-                "2 * own": "this is b x s x h elements per all-reduce. What does a ring send?",
-                "answer * 2": "an activation goes to one neighbour, a gradient to the other.",
-            },
-            unit="times",
-        ),
-        number(
-            "replicas",
-            "the data-parallel replicas that your cluster then has room for",
-            "replicas",
-            "How many GPUs does one replica take?",
-            {
-                "gpus / 8": "these are nodes. A replica takes several.",
-                "gpus / stages": "this divides by the stages. How many GPUs has each of them?",
-                "gpus": "a replica takes more than one GPU.",
-            },
-            unit="replicas",
-            exact=True,
-        ),
-        number(
-            "batch",
-            "the global batch of a step",
-            "micro * count * replicas",
-            "Which ranks have different samples, and which work on the same ones together?",
-            {
-                "micro * count * gpus": "this multiplies by all GPUs. Which of them "
-                "work on the same samples?",
-                "micro * count": "this is the batch of one replica.",
-                "micro * replicas": "this is one microbatch of each replica.",
-                "micro * count * replicas * stages": "the stages of one "
-                "pipeline work on the same samples.",
-            },
-            unit="sequences",
-            exact=True,
-        ),
-        number(
-            "bubble",
-            "the share of the step's total time for which a stage of that plan is idle",
-            "100 * (stages - 1) / (count + stages - 1)",
-            "For how many microbatches does a stage compute, and for how many more is it idle?",
-            {
-                "100 * (stages - 1) / count": "this is over the ideal time.",
-                "100 * stages / (count + stages)": "one too many: how many stages are before the "
-                "last one?",
-                "100 * (8 * stages - 1) / (count + 8 * stages - 1)": "this has a stage on each "
-                "GPU. The GPUs of a node compute one stage together.",
-                "100 * count / (count + stages - 1)": "this is what a stage computes.",
-            },
-            unit="%",
-        ),
-        number(
-            "doubled",
-            "the same share if your cluster has twice as many GPUs, with the same global batch, "
-            "the same microbatches in size and the same mesh of one replica",
-            "100 * (stages - 1) / (count / 2 + stages - 1)",
-            "Twice as many replicas share the batch. How many microbatches has each of them?",
-            {
-                "100 * (stages - 1) / (count + stages - 1)": "this is as before. Do more replicas "
-                "leave each one as many microbatches?",
-                "100 * (stages - 1) / (2 * count + stages - 1)": "this has twice as many "
-                "microbatches. The batch stays the same.",
-                "100 * (stages - 1) / (count / 2)": "this is over the ideal time.",
-                "200 * (stages - 1) / (count + stages - 1)": "the idle time stays the same. What "
-                "of the total?",
-            },
-            unit="%",
-        ),
-        where={
-            "ceil": ceil,
-            "floor": floor,
-            "stages_of": _stages,
-            "cards": "ceil(8 * weights / room)",
-            "tensor": "8",
-            "stages": "stages_of(given)",
-            "own": "layers // stages",  # layers of one stage
-            "replicas": "gpus // (8 * stages)",
+_QUESTIONS = asked(
+    _draw,
+    [
+        ("your model", "{layers} layers; its 16-bit weights take {weights} GB"),
+        ("one GPU", "80 GB, of which {room} GB are for model states"),
+        ("precision", "weights and gradients 16 bits; master copy and Adam's moments fp32"),
+        ("your cluster", "{gpus} GPUs, 8 in a node"),
+        ("a step of one pipeline", "{count} microbatches of {micro} sequences, 1F1B"),
+    ],
+    number(
+        "weights",
+        "the fewest GPUs that hold the weights alone, in all of their 80 GB",
+        "ceil(weights / 80)",
+        "Bytes of weights over the bytes of one card. GPUs are whole.",
+        {
+            "floor(weights / 80)": "these are full, and a part of the weights is left over.",
+            "ceil(weights / 160)": "this has one byte per parameter.",
+            "ceil(8 * weights / 80)": "this is for training. What is asked for first?",
         },
+        unit="GPUs",
+        exact=True,
     ),
+    number(
+        "training",
+        "the fewest GPUs that hold all model states, sharded evenly, in {room} GB of each",
+        "cards",
+        "How many bytes per parameter are the weights, and how many are all model states?",
+        {
+            "ceil(4 * weights / room)": "this has 8 bytes per parameter. What is in fp32?",
+            "ceil(8 * weights / 80)": "this fills the cards. Where do activations go?",
+            "ceil(16 * weights / room)": "this takes bytes of weights for parameters.",
+            "ceil(2 * weights / room)": "these are weights and gradients. What does the optimizer "
+            "keep?",
+        },
+        unit="GPUs",
+        exact=True,
+    ),
+    number(
+        "mesh",
+        "the mesh of one replica, [tensor, pipeline]: one axis fills a node, the other goes "
+        "across the fewest nodes that hold the states; all stages have equally many layers",
+        "[8, stages]",
+        "Which axis sends more? For the other one, look for a divisor of the layers.",
+        {
+            "[stages, 8]": "here tensor parallelism goes across nodes. Which of the two sends "
+            "more?",
+            "[cards, 1]": "here all-reduces of every layer go across nodes.",
+            "[1, cards]": "here each GPU is a pipeline stage. What does that do to the bubble?",
+            "[8, ceil(cards / 8)]": "so many stages hold the states. Do they divide the layers?",
+        },
+        exact=True,
+        points=2,
+    ),
+    number(
+        "ratio",
+        "elements that a GPU of a middle stage sends in the ring all-reduces of tensor "
+        "parallelism, over those that it sends to its two neighbour stages (b x s x h to each), "
+        "for one microbatch, forward and backward",
+        "4 * own * (tensor - 1) / tensor",
+        "All-reduces per layer, forward and backward; what one of them sends; your layers.",
+        {
+            "answer / 2": "half of it: did you count the all-reduces of backward, and that an "
+            "all-reduce is a reduce-scatter and an all-gather?",
+            "answer / own": "this is one layer. How many does a stage have?",
+            "answer * stages": "these are all layers. A stage has only its own layers.",
+            "2 * own": "this is b x s x h elements per all-reduce. What does a ring send?",
+            "answer * 2": "an activation goes to one neighbour, a gradient to the other.",
+        },
+        unit="times",
+    ),
+    number(
+        "replicas",
+        "the data-parallel replicas that your cluster then has room for",
+        "replicas",
+        "How many GPUs does one replica take?",
+        {
+            "gpus / 8": "these are nodes. A replica takes several.",
+            "gpus / stages": "this divides by the stages. How many GPUs has each of them?",
+            "gpus": "a replica takes more than one GPU.",
+        },
+        unit="replicas",
+        exact=True,
+    ),
+    number(
+        "batch",
+        "the global batch of a step",
+        "micro * count * replicas",
+        "Which ranks have different samples, and which work on the same ones together?",
+        {
+            "micro * count * gpus": "this multiplies by all GPUs. Which of them work on the same "
+            "samples?",
+            "micro * count": "this is the batch of one replica.",
+            "micro * replicas": "this is one microbatch of each replica.",
+            "micro * count * replicas * stages": "the stages of one pipeline work on the same "
+            "samples.",
+        },
+        unit="sequences",
+        exact=True,
+    ),
+    number(
+        "bubble",
+        "the share of the step's total time for which a stage of that plan is idle",
+        "100 * (stages - 1) / (count + stages - 1)",
+        "For how many microbatches does a stage compute, and for how many more is it idle?",
+        {
+            "100 * (stages - 1) / count": "this is over the ideal time.",
+            "100 * stages / (count + stages)": "one too many: how many stages are before the last "
+            "one?",
+            "100 * (8 * stages - 1) / (count + 8 * stages - 1)": "this has a stage on each GPU. "
+            "The GPUs of a node compute one stage together.",
+            "100 * count / (count + stages - 1)": "this is what a stage computes.",
+        },
+        unit="%",
+    ),
+    number(
+        "doubled",
+        "the same share if your cluster has twice as many GPUs, with the same global batch, the "
+        "same microbatches in size and the same mesh of one replica",
+        "100 * (stages - 1) / (count / 2 + stages - 1)",
+        "Twice as many replicas share the batch. How many microbatches has each of them?",
+        {
+            "100 * (stages - 1) / (count + stages - 1)": "this is as before. Do more replicas "
+            "leave each one as many microbatches?",
+            "100 * (stages - 1) / (2 * count + stages - 1)": "this has twice as many "
+            "microbatches. The batch stays the same.",
+            "100 * (stages - 1) / (count / 2)": "this is over the ideal time.",
+            "200 * (stages - 1) / (count + stages - 1)": "the idle time stays the same. What of "
+            "the total?",
+        },
+        unit="%",
+    ),
+    where={
+        "ceil": ceil,
+        "floor": floor,
+        "stages_of": _stages,
+        "cards": "ceil(8 * weights / room)",
+        "tensor": "8",
+        "stages": "stages_of(given)",
+        "own": "layers // stages",  # layers of one stage
+        "replicas": "gpus // (8 * stages)",
+    },
 )
+
+PART = Part("10/smallest_mesh", 1, "The smallest mesh", 10, 2, _QUESTIONS)

@@ -87,139 +87,134 @@ def _totals(given: Values) -> dict[str, float]:
     return dict(zip(_SETUPS, totals, strict=True))
 
 
-PART = Part(
-    "10/thousand_gpus",
-    1,
-    "What each of 1,024 GPUs holds",
-    10,
-    3,
-    asked(
-        _draw,
-        [
-            ("your model", "{billions} billion parameters, {layers} layers, h = {hidden}"),
-            ("attention", "{heads} heads, s = {tokens} tokens, not fused; dropout"),
-            ("your mesh", "tensor x pipeline x data = {tensor} x {pipeline} x {data}"),
-            ("sequence parallelism", "{norms} Megatron's sequence parallelism"),
-            ("a step", "1536 sequences, in microbatches of {micro}, under 1F1B"),
-            ("precision", "weights and gradients 16 bits; master copy and Adam's moments fp32"),
-        ],
-        number(
-            "states",
-            "model states on one GPU without ZeRO: [weights, gradients, master copy, moments]",
-            "[2 * share, 2 * share, 4 * share, 8 * share]",
-            "Which part of the parameters does one GPU have? Then bytes per parameter, by kind.",
-            {
-                "[each * pipeline for each in answer]": "this divides by the tensor ranks only. "
-                "Which layers does a pipeline stage have?",
-                "[each / data for each in answer]": "this divides by all 1,024 GPUs. What do two "
-                "data ranks hold in common without ZeRO?",
-                "[2 * share, 2 * share, 4 * share, 4 * share]": "Adam has two moments, and each "
-                "is in fp32.",
-            },
-            unit="GB",
-        ),
-        number(
-            "zero_1",
-            "all model states on one GPU with ZeRO-1 over the data axis",
-            "sharded",
-            "Which kinds does ZeRO-1 shard, and among which ranks?",
-            {
-                "16 * share": "this is without ZeRO.",
-                "16 * share / data": "this shards all kinds, as stage 3 of ZeRO does.",
-                "2 * share + 14 * share / data": "this shards gradients too, as stage 2 does.",
-                "8 * share + 8 * share / data": "this keeps the master copy whole. To which kind "
-                "of state does it belong?",
-                "4 * share + 12 * share / 1024": "this shards among all 1,024 GPUs. Which of "
-                "them hold the same parameters?",
-            },
-            unit="GB",
-        ),
-        number(
-            "layer",
-            "activations that one layer keeps of one microbatch on one GPU: [nothing recomputed, "
-            "selective recomputation]",
-            "layer(given, norms == 'with')",
-            "Which tensors of a layer do the tensor ranks share? Also those of norms and dropout?",
-            {
-                "layer(given, norms != 'with')": "this is right for the other choice of sequence "
-                "parallelism. What does yours do with norms and dropout?",
-                "layer({**given, 'tensor': 1}, False)": "this is one GPU alone. What do the "
-                "tensor ranks share?",
-                "answer[::-1]": "write the one with nothing recomputed first.",
-            },
-            unit="MB",
-        ),
-        number(
-            "first_stage",
-            "activations on a GPU of the first pipeline stage: [nothing recomputed, selective]",
-            "first_stage(given)",
-            "The layers of one stage, times the microbatches that stage 0 has in flight.",
-            {
-                "[each / pipeline for each in answer]": "this is one microbatch. How many has "
-                "the first stage in flight before its first backward pass?",
-                "[each * pipeline for each in answer]": "these are p microbatches of all layers. "
-                "Which layers does the first stage have?",
-                "[each / pipeline * 1536 / data / micro for each in answer]": "these are all "
-                "microbatches of a step, as under GPipe.",
-                "[each * (pipeline - 1) / pipeline for each in answer]": "these are the forward "
-                "passes of the warm-up. One more comes before the first backward pass.",
-            },
-            unit="GB",
-        ),
-        choices(
-            "fits",
-            "which plans fit a card of 80e9 bytes, counting states and activations only",
-            _SETUPS,
-            formula("frozenset(name for name, total in totals(given).items() if total <= 80)"),
-            "Add one of your two totals of states to one of your two totals of activations.",
-            {name: _LOOK_AGAIN.format(name) for name in _SETUPS},
-            points=2,
-        ),
-        choices(
-            "forgot",
-            "a text plans GPT-3 (175 billion parameters) on 8 x 8 x 16 GPUs: 5.4 GB of weights, "
-            "16.2 GB of optimizer state and 40 GB of activations on each, so it fits in 80 GB. "
-            "Take the activations as given, and your precision. What is wrong?",
-            {
-                "weights": "weights of 16 bits take twice as much",
-                "gradients": "there are no gradients",
-                "optimizer": "the optimizer state has no room for master copy and moments in fp32",
-                "data": "the weights must also be divided by the 16 data ranks",
-                "sum": "the three numbers add up to more than 80 GB",
-            },
-            {"gradients", "optimizer"},
-            "Divide each number by the parameters of one GPU: how many bytes per parameter?",
-            {
-                "weights": "look at `weights` again: how many bytes per parameter are 5.4 GB?",
-                "gradients": "look at `gradients` again: what does a backward pass leave behind?",
-                "optimizer": "look at `optimizer` again: how many bytes per parameter is it?",
-                "data": "look at `data` again: do the data ranks share weights in this plan?",
-                "sum": "look at `sum` again: add them up.",
-            },
-        ),
-        number(
-            "correct",
-            "what that plan takes on each GPU with the same activations: [without ZeRO, with "
-            "ZeRO-1 over its 16 data ranks]",
-            "[16 * gpt3 + 40, 4 * gpt3 + 12 * gpt3 / 16 + 40]",
-            "All states of 175/64 billion parameters. Then the activations.",
-            {
-                "[each - 40 for each in answer]": "these are the states. Add the activations.",
-                "[14 * gpt3 + 40, 2 * gpt3 + 12 * gpt3 / 16 + 40]": "this still has no gradients.",
-                "[12 * gpt3 + 40, 4 * gpt3 + 8 * gpt3 / 16 + 40]": "this has no master copy.",
-                "[4 * gpt3 + 6 * gpt3 + 40, 4 * gpt3 + 6 * gpt3 / 16 + 40]": "this adds gradients "
-                "only. How many bytes per parameter is the optimizer state?",
-                "[16 * gpt3 + 40, gpt3 + 40]": "the second one shards all kinds, as stage 3 does.",
-            },
-            unit="GB",
-        ),
-        where={
-            "first_stage": _first_stage,
-            "layer": _layer,
-            "totals": _totals,
-            "share": "billions / (tensor * pipeline)",  # billions of parameters on one GPU
-            "sharded": "4 * share + 12 * share / data",
-            "gpt3": "175 / 64",
+_QUESTIONS = asked(
+    _draw,
+    [
+        ("your model", "{billions} billion parameters, {layers} layers, h = {hidden}"),
+        ("attention", "{heads} heads, s = {tokens} tokens, not fused; dropout"),
+        ("your mesh", "tensor x pipeline x data = {tensor} x {pipeline} x {data}"),
+        ("sequence parallelism", "{norms} Megatron's sequence parallelism"),
+        ("a step", "1536 sequences, in microbatches of {micro}, under 1F1B"),
+        ("precision", "weights and gradients 16 bits; master copy and Adam's moments fp32"),
+    ],
+    number(
+        "states",
+        "model states on one GPU without ZeRO: [weights, gradients, master copy, moments]",
+        "[2 * share, 2 * share, 4 * share, 8 * share]",
+        "Which part of the parameters does one GPU have? Then bytes per parameter, by kind.",
+        {
+            "[each * pipeline for each in answer]": "this divides by the tensor ranks only. Which "
+            "layers does a pipeline stage have?",
+            "[each / data for each in answer]": "this divides by all 1,024 GPUs. What do two data "
+            "ranks hold in common without ZeRO?",
+            "[2 * share, 2 * share, 4 * share, 4 * share]": "Adam has two moments, and each is in "
+            "fp32.",
+        },
+        unit="GB",
+    ),
+    number(
+        "zero_1",
+        "all model states on one GPU with ZeRO-1 over the data axis",
+        "sharded",
+        "Which kinds does ZeRO-1 shard, and among which ranks?",
+        {
+            "16 * share": "this is without ZeRO.",
+            "16 * share / data": "this shards all kinds, as stage 3 of ZeRO does.",
+            "2 * share + 14 * share / data": "this shards gradients too, as stage 2 does.",
+            "8 * share + 8 * share / data": "this keeps the master copy whole. To which kind of "
+            "state does it belong?",
+            "4 * share + 12 * share / 1024": "this shards among all 1,024 GPUs. Which of them "
+            "hold the same parameters?",
+        },
+        unit="GB",
+    ),
+    number(
+        "layer",
+        "activations that one layer keeps of one microbatch on one GPU: [nothing recomputed, "
+        "selective recomputation]",
+        "layer(given, norms == 'with')",
+        "Which tensors of a layer do the tensor ranks share? Also those of norms and dropout?",
+        {
+            "layer(given, norms != 'with')": "this is right for the other choice of sequence "
+            "parallelism. What does yours do with norms and dropout?",
+            "layer({**given, 'tensor': 1}, False)": "this is one GPU alone. What do the tensor "
+            "ranks share?",
+            "answer[::-1]": "write the one with nothing recomputed first.",
+        },
+        unit="MB",
+    ),
+    number(
+        "first_stage",
+        "activations on a GPU of the first pipeline stage: [nothing recomputed, selective]",
+        "first_stage(given)",
+        "The layers of one stage, times the microbatches that stage 0 has in flight.",
+        {
+            "[each / pipeline for each in answer]": "this is one microbatch. How many has the "
+            "first stage in flight before its first backward pass?",
+            "[each * pipeline for each in answer]": "these are p microbatches of all layers. "
+            "Which layers does the first stage have?",
+            "[each / pipeline * 1536 / data / micro for each in answer]": "these are all "
+            "microbatches of a step, as under GPipe.",
+            "[each * (pipeline - 1) / pipeline for each in answer]": "these are the forward "
+            "passes of the warm-up. One more comes before the first backward pass.",
+        },
+        unit="GB",
+    ),
+    choices(
+        "fits",
+        "which plans fit a card of 80e9 bytes, counting states and activations only",
+        _SETUPS,
+        formula("frozenset(name for name, total in totals(given).items() if total <= 80)"),
+        "Add one of your two totals of states to one of your two totals of activations.",
+        {name: _LOOK_AGAIN.format(name) for name in _SETUPS},
+        points=2,
+    ),
+    choices(
+        "forgot",
+        "a text plans GPT-3 (175 billion parameters) on 8 x 8 x 16 GPUs: 5.4 GB of weights, 16.2 "
+        "GB of optimizer state and 40 GB of activations on each, so it fits in 80 GB. Take the "
+        "activations as given, and your precision. What is wrong?",
+        {
+            "weights": "weights of 16 bits take twice as much",
+            "gradients": "there are no gradients",
+            "optimizer": "the optimizer state has no room for master copy and moments in fp32",
+            "data": "the weights must also be divided by the 16 data ranks",
+            "sum": "the three numbers add up to more than 80 GB",
+        },
+        {"gradients", "optimizer"},
+        "Divide each number by the parameters of one GPU: how many bytes per parameter?",
+        {
+            "weights": "look at `weights` again: how many bytes per parameter are 5.4 GB?",
+            "gradients": "look at `gradients` again: what does a backward pass leave behind?",
+            "optimizer": "look at `optimizer` again: how many bytes per parameter is it?",
+            "data": "look at `data` again: do the data ranks share weights in this plan?",
+            "sum": "look at `sum` again: add them up.",
         },
     ),
+    number(
+        "correct",
+        "what that plan takes on each GPU with the same activations: [without ZeRO, with ZeRO-1 "
+        "over its 16 data ranks]",
+        "[16 * gpt3 + 40, 4 * gpt3 + 12 * gpt3 / 16 + 40]",
+        "All states of 175/64 billion parameters. Then the activations.",
+        {
+            "[each - 40 for each in answer]": "these are the states. Add the activations.",
+            "[14 * gpt3 + 40, 2 * gpt3 + 12 * gpt3 / 16 + 40]": "this still has no gradients.",
+            "[12 * gpt3 + 40, 4 * gpt3 + 8 * gpt3 / 16 + 40]": "this has no master copy.",
+            "[4 * gpt3 + 6 * gpt3 + 40, 4 * gpt3 + 6 * gpt3 / 16 + 40]": "this adds gradients "
+            "only. How many bytes per parameter is the optimizer state?",
+            "[16 * gpt3 + 40, gpt3 + 40]": "the second one shards all kinds, as stage 3 does.",
+        },
+        unit="GB",
+    ),
+    where={
+        "first_stage": _first_stage,
+        "layer": _layer,
+        "totals": _totals,
+        "share": "billions / (tensor * pipeline)",  # billions of parameters on one GPU
+        "sharded": "4 * share + 12 * share / data",
+        "gpt3": "175 / 64",
+    },
 )
+
+PART = Part("10/thousand_gpus", 1, "What each of 1,024 GPUs holds", 10, 3, _QUESTIONS)

@@ -4,71 +4,59 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
-from dtlab.units.unit10.mesh_cases import AXES, Sizes, place_of
+from dtlab.grading.scripts.run import fill
+from dtlab.units.unit10.mesh_cases import OnMesh, groups_on, place_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-_RATE, _CLIPPED = 0.2, 0.7  # learning rate; max_norm divided by the first step's gradient norm
+_RATE, _MAX_NORM = 0.2, 0.5  # learning rate; limit below the gradient norm, so that clipping acts
 _STEPS, _LIMIT = 3, 6.0  # seconds
 _NEAR = 1e-4  # relative tolerance of a loss
 
 
 @dataclass(frozen=True)
-class Training(Faulty):
+class Training(OnMesh):
     """Training steps of `fn` on one stage per rank, compared with one process that has all stages.
 
-    rank r    records, in order: F and B of each microbatch, reduce, clip, step
-              returns its loss and its parameters after each step
+    rank r    records, in order: F and B of each microbatch, r(educe), c(lip), s(tep)
+              returns for each step its record, samples, loss, and its parameters afterwards
     """
 
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.gpt",)
     topic = "first"
 
-    seed: int
-    sizes: Sizes
     microbatches: int
     width: int
 
     def __str__(self) -> str:
-        mesh = " x ".join(f"{axis}={size}" for axis, size in zip(AXES, self.sizes, strict=True))
-        return f"{mesh}, {self.microbatches} microbatches"
+        return f"{super().__str__()}, {self.microbatches} microbatches"
 
     @property
     def samples(self) -> int:
         """The number of samples in the whole batch."""
         return 2 * self.microbatches * self.sizes[0]
 
-    def stages(self) -> list[nn.Sequential]:
-        """The pipeline stages of the dense model."""
+    @property
+    def start(self) -> Tensor:
+        """The initial parameters of the dense model, a row for each pipeline stage."""
         import torch
-        from torch import nn
 
-        found = []
         draw = torch.Generator().manual_seed(self.seed)
-        for _ in range(self.sizes[1]):
-            inner = 2 * self.width
-            found.append(
-                nn.Sequential(
-                    nn.Linear(self.width, inner), nn.GELU(), nn.Linear(inner, self.width)
-                )
-            )
-            for parameter in found[-1].parameters():
-                parameter.data = 0.5 * torch.randn(parameter.shape, generator=draw)
-        return found
+        return 0.5 * torch.randn(self.sizes[1], (4 * self.width + 3) * self.width, generator=draw)
 
+    @property
     def batches(self) -> list[tuple[Tensor, Tensor]]:
         """Inputs and targets of the whole batch, for each step."""
         import torch
@@ -78,52 +66,45 @@ class Training(Faulty):
         return [(inputs, 2 * targets) for inputs, targets in pairs]
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        stage = self.stages()[place_of(rank, self.sizes)[1]]
         return {
             "sizes": self.sizes,
-            "state": [parameter.detach() for parameter in stage.parameters()],
-            "batches": self.batches(),
+            "width": self.width,
+            "start": self.start[place_of(rank, self.sizes)[1]],
+            "batches": self.batches,
             "microbatches": self.microbatches,
-            "max_norm": self.max_norm,
-            "rate": _RATE,
         }
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit10.stages import train
-
         with finished_calls(*Training.finished, refuse=True) as finished:
-            return {**train(fn, given), "finished": sorted(finished)}
+            return {"steps": _train(fn, given), "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        _, losses, states = self._one_process(self.max_norm)
         for rank, result in enumerate(results):
             _, stage, tensor = place_of(rank, self.sizes)
-            for step, (log, samples) in enumerate(
-                zip(result["log"], result["samples"], strict=True)
-            ):
-                yield from self._course(f"rank {rank}, step {step + 1}", log, samples)
-            for step, state in enumerate(result["states"]):
-                wanted = _part(states[step][stage], tensor, self.sizes[2])
-                if not all(map(close, state, wanted)):
-                    yield (
-                        "steps" if step else "first",
-                        f"rank {rank} (pipeline {stage}, tensor {tensor}): after step {step + 1} "
-                        f"its parameters are not those of one process. {_WHY[step > 0]}",
-                    )
-                    break
-            loss = losses[0] if stage == self.sizes[1] - 1 else None
-            wrong = self._wrong_loss(result["losses"][0], loss)
-            if wrong:
-                yield "loss", f"rank {rank} (pipeline {stage}), step 1: {wrong}"
+            is_right = True
+            for step, (log, samples, loss, state) in enumerate(result["steps"]):
+                where = f"{self.where(rank)}, step {step + 1}: "
+                right, stages = self.one_process[step]
+                for name, words in self._course(log, samples):
+                    yield name, where + words
+                wrong = self._wrong_loss(loss, right if stage == len(stages) - 1 else None)
+                if wrong and step == 0:
+                    yield "loss", where + wrong
+                if is_right and not all(
+                    map(close, state, _part(stages[stage], tensor, self.sizes[2]))
+                ):
+                    is_right = False
+                    words = f"its parameters are not those of one process. {_WHY[step > 0]}"
+                    yield "steps" if step else "first", where + words
 
-    def _course(self, where: str, log: str, samples: int) -> Iterator[Fault]:
+    def _course(self, log: str, samples: int) -> Iterator[Fault]:
         """Yields what is wrong with the samples and the order of actions of a rank in one step."""
         share, forwards = self.samples // self.sizes[0], log.count("F")
         if (samples, forwards) != (share, self.microbatches):
             yield (
                 "share",
-                f"{where}: its stage sees {samples} samples in {forwards} forward passes. "
+                f"its stage sees {samples} samples in {forwards} forward passes. "
                 f"Its data coordinate has {share} of {self.samples} samples, in "
                 f"{self.microbatches} microbatches.",
             )
@@ -133,7 +114,7 @@ class Training(Faulty):
             done = ", ".join(names.get(one, "forward and backward") for one in calls)
             yield (
                 "order",
-                f"{where}: {done or 'nothing'}. After all backward passes of a step come one "
+                f"{done or 'nothing'}. After all backward passes of a step come one "
                 "reduce_gradients, one clip_mesh and one optimizer step.",
             )
 
@@ -151,30 +132,22 @@ class Training(Faulty):
         return f"the loss is {got:.4g}, and one process has {right:.4g}. {why}"
 
     @cached_property
-    def max_norm(self) -> float:
-        """A limit below the gradient norm of the first step, so that clipping has an effect."""
-        return _CLIPPED * self._one_process(inf)[0][0]
-
-    def _one_process(
-        self, max_norm: float
-    ) -> tuple[list[float], list[float], list[list[list[Tensor]]]]:
-        """Three lists by step: gradient norms, losses, and parameters of each stage afterwards."""
+    def one_process(self) -> list[tuple[float, list[list[Tensor]]]]:
+        """For each step the loss, and the parameters of each stage afterwards."""
         import torch
         from torch import nn
         from torch.nn.functional import mse_loss
 
-        stages, norms, losses, states = self.stages(), [], [], []
+        stages, steps = [_stage(self.width, row) for row in self.start], []
         model = nn.Sequential(*stages)
-        for inputs, targets in self.batches():
+        for inputs, targets in self.batches:
             loss: Any = mse_loss(model(inputs), targets)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
-            norms.append(float(torch.stack([one.norm() for one in gradients]).norm()))
-            with torch.no_grad():
-                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                    parameter.sub_(_RATE * min(1.0, max_norm / norms[-1]) * gradient)
-            losses.append(loss.item())
-            states.append([[one.detach().clone() for one in each.parameters()] for each in stages])
-        return norms, losses, states
+            scale = min(1.0, _MAX_NORM / float(nn.utils.get_total_norm(gradients)))
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.data = parameter.data - _RATE * scale * gradient
+            steps.append((loss.item(), [[one.data for one in s.parameters()] for s in stages]))
+        return steps
 
 
 _MEAN = "Each data rank has the mean of its own samples: average over the data group."
@@ -184,10 +157,100 @@ _WHY = (
 )
 
 
+def _stage(width: int, row: Tensor) -> nn.Module:
+    """A dense pipeline stage; `row` has its parameters."""
+    from torch import nn
+
+    inner = 2 * width
+    stage = nn.Sequential(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+    return fill(stage, row)
+
+
 def _part(state: Sequence[Tensor], rank: int, ranks: int) -> list[Tensor]:
     """A tensor rank's part of a stage: its shards, and the row bias, which is not sharded."""
     wide, bias, narrow, last = state
     return [wide.chunk(ranks)[rank], bias.chunk(ranks)[rank], narrow.chunk(ranks, 1)[rank], last]
+
+
+# On ranks ----------------------------------------------------------------------------------------
+
+
+def _train(fn: Callable[..., Any], given: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Runs all steps with the learner's function; returns what `Training` compares."""
+    import torch
+    from torch.nn.functional import mse_loss
+
+    from dtlab.parallel.pipeline import PipelineStage
+    from dtlab.parallel.tensor import ParallelMLP
+
+    log: list[str] = []
+    samples: list[int] = []
+
+    def computed(_: Any, inputs: Any, output: Any) -> None:
+        log.append("F")
+        samples.append(len(output))
+        if output.requires_grad:
+            output.register_hook(lambda _: log.append("B"))
+
+    def noted(letter: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            log.append(letter)
+            return function(*args, **kwargs)
+
+        return call
+
+    groups, dense = groups_on(given["sizes"]), _stage(given["width"], given["start"])
+    module = ParallelMLP.from_dense(dense, groups["tensor"])  # type: ignore[arg-type]
+    module.register_forward_hook(computed)
+    parameters: list[Any] = list(module.parameters())
+    for parameter in parameters:
+        parameter.kind, parameter.tied = "sharded", False
+    parameters[-1].kind = "equal"  # the bias of the row layer
+    optimizer = torch.optim.SGD(parameters, _RATE)
+    optimizer.register_step_pre_hook(lambda *_: log.append("s"))
+    parts = SimpleNamespace(
+        stage=PipelineStage(module, group=groups["pipeline"]),
+        optimizer=optimizer,
+        loss=mse_loss,
+        groups=groups,
+        microbatches=given["microbatches"],
+        max_norm=_MAX_NORM,
+        reduce_gradients=noted("r", _average),
+        clip_mesh=noted("c", _clip),
+    )
+    steps = []
+    for inputs, targets in given["batches"]:
+        log.clear()
+        samples.clear()
+        loss = fn(parts, inputs, targets)
+        is_number = isinstance(loss, torch.Tensor | float | int)
+        returned = float(loss) if is_number else None if loss is None else type(loss).__name__
+        state = [one.detach().clone() for one in parameters]
+        steps.append(("".join(log), sum(samples), returned, state))
+    return steps
+
+
+def _average(parameters: Sequence[Any], groups: Mapping[str, Any]) -> None:
+    """Averages the gradients over the data group; these parameters need no other reduction."""
+    import torch.distributed as dist
+
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=groups["data"])
+            parameter.grad /= groups["data"].size()
+
+
+def _clip(parameters: Sequence[Any], max_norm: float, groups: Mapping[str, Any]) -> Tensor:
+    import torch.distributed as dist
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+    copies = dist.get_rank(groups["tensor"]) > 0  # they count on the first tensor rank
+    own = [one.grad for one in parameters if not (copies and one.kind == "equal")]
+    total = get_total_norm([gradient for gradient in own if gradient is not None]) ** 2
+    for axis in ("tensor", "pipeline"):
+        dist.all_reduce(total, group=groups[axis])
+    clip_grads_with_norm_(parameters, max_norm, total.sqrt())
+    return total.sqrt()
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -1,31 +1,44 @@
-"""Answers to 00/eight_gpus: a recipe for one GPU, moved to eight."""
+"""Answers to 00/eight_gpus: what a job gains when it moves from one GPU to eight."""
 
-from math import sqrt
+from dtlab.predict import Link, ring_all_reduce_seconds
 
 # Right ----------------------------------------------------------------------------------------
 
 
-def by_hand(given):
+def parts_of(given):
+    """The three parts of a step with a batch that is shared out, in ms."""
     return {
-        "effective": 8 * given["batch"],
-        "linear": 8 * given["rate"],
-        "holds_for": {"SGD", "SGD with momentum"},
-        "root": sqrt(8) * given["rate"],
-        "steps": given["warmup"] * given["samples"] / (8 * given["batch"]),
-        "why_warmup": "change",
+        "compute": given["compute"] / 8,
+        "latency": 2 * 7 * given["latency"] * 1e-3,
+        "bandwidth": 2 * 7 / 8 * given["megabytes"] / given["bandwidth"],
     }
 
 
-def written_out(given):
+def by_hand(given):
+    parts = parts_of(given)
+    strong, weak = sum(parts.values()), sum(parts.values()) + 7 * parts["compute"]
+    return {
+        "effective": 8 * given["batch"],
+        "steps": given["samples"] / (8 * given["batch"]),
+        "strong": strong,
+        "weak": weak,
+        "efficiency": 100 * given["compute"] / weak,
+        "lever": max(parts, key=parts.get),
+    }
+
+
+def by_the_library(given):
+    link = Link(latency=1e-6 * given["latency"], bandwidth=1e9 * given["bandwidth"])
+    ring = 1e3 * ring_all_reduce_seconds(1e6 * given["megabytes"], 8, link)
+    compute = given["compute"]
     right = by_hand(given)
-    epoch = given["samples"] // (8 * given["batch"])
     return right | {
         "effective": float(right["effective"]),
-        "linear": f"{8 * given['rate']:.4f}",
-        "holds_for": ["sgd with momentum", "sgd"],
-        "root": f"{2.828 * given['rate']:.6f}",
-        "steps": f"{given['warmup'] * epoch} steps",
-        "why_warmup": "CHANGE",
+        "steps": f"{right['steps']:g} steps",
+        "strong": f"{compute / 8 + ring:.3f} ms",
+        "weak": f"{compute + ring:.4f}",
+        "efficiency": f"{100 * compute / (compute + ring):.2f} %",
+        "lever": right["lever"].upper(),
     }
 
 
@@ -42,22 +55,29 @@ def instead(name, value, message=""):
     WRONG[answer] = {name: message}
 
 
+def ring(given):
+    return parts_of(given)["latency"] + parts_of(given)["bandwidth"]
+
+
 instead("effective", lambda g: g["batch"], "this is the batch of one GPU")
 instead("effective", lambda g: g["batch"] / 8, "the batch is not divided")
 instead("effective", lambda g: 7 * g["batch"], "is not it. Each step uses")
-instead("linear", lambda g: sqrt(8) * g["rate"], "this is the square root rule")
-instead("linear", lambda g: g["rate"], "an eighth of the steps")
-instead("linear", lambda g: g["rate"] / 8, "this makes each of them shorter")
-instead("holds_for", lambda g: {"SGD", "SGD with momentum", "Adam"}, "look at Adam again")
-instead("holds_for", lambda g: {"SGD", "SGD with momentum", "AdamW"}, "look at AdamW again")
-instead("holds_for", lambda g: {"SGD"}, "trained with momentum")
-instead("holds_for", lambda g: {"SGD with momentum"}, "k small steps of plain SGD")
-instead("root", lambda g: 8 * g["rate"], "this is the linear rule")
-instead("root", lambda g: g["rate"], "the rate grows with the batch")
-instead("steps", lambda g: g["warmup"] * g["samples"] / g["batch"], "on one GPU")
-instead("steps", lambda g: g["samples"] / g["batch"] / 8, "steps in one epoch")
-instead("why_warmup", lambda g: "noise", "less noise, not more")
-instead("why_warmup", lambda g: "agree", "ranks start with equal parameters")
-instead("why_warmup", lambda g: "moments", "memory does not depend on the learning rate")
+instead("steps", lambda g: g["samples"] / g["batch"], "on one GPU")
+instead("steps", lambda g: g["samples"] / 8, "these are the samples of one GPU")
+instead("steps", lambda g: g["samples"], "is not it. How many samples")
+instead("strong", lambda g: g["compute"] / 8, "not averaged yet")
+instead("strong", lambda g: g["compute"] + ring(g), "an eighth of the batch")
+instead("strong", lambda g: g["compute"] / 8 + parts_of(g)["bandwidth"], "needs the latency too")
+instead(
+    "strong", lambda g: g["compute"] / 8 + g["megabytes"] / g["bandwidth"], "this is one message"
+)
+instead("weak", lambda g: g["compute"], "not averaged yet")
+instead("weak", lambda g: g["compute"] / 8 + ring(g), "divided over eight GPUs")
+instead("weak", lambda g: g["compute"] + 8 * ring(g), "gradients do not grow")
+instead("efficiency", lambda g: by_hand(g)["efficiency"] / 8, "the work is not divided here")
+instead("efficiency", lambda g: 1e4 / by_hand(g)["efficiency"], "this is upside down")
+instead("efficiency", lambda g: 100 - by_hand(g)["efficiency"], "that the all-reduce takes")
+instead("lever", lambda g: min(parts_of(g), key=parts_of(g).get), "another part of the step takes")
+instead("lever", lambda g: sorted(parts_of(g), key=parts_of(g).get)[1], "another part of the")
 
-RIGHT = [by_hand, written_out]
+RIGHT = [by_hand, by_the_library]

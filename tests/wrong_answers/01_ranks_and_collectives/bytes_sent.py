@@ -157,7 +157,7 @@ WRONG = {
     ring_of_whole_tensors: {"ring": "the whole tensor in every round"},
     ring_with_a_round_too_many: {"ring": "N rounds for each half"},
     ring_in_binary_megabytes: {"ring": "this would be right in MiB"},
-    unit_of_the_wrong_kind: {"ring": "'ms' is no unit of what is asked for"},
+    unit_of_the_wrong_kind: {"ring": "'ms' is no unit for this question"},
     what_a_rank_ends_with: {"reduce_scatter": "the chunk that the rank ends with"},
     all_reduce_for_reduce_scatter: {"reduce_scatter": "the whole all-reduce"},
     all_gather_of_s_in_all: {"all_gather": "takes S as the output's size"},

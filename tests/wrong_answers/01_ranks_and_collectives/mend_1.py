@@ -1,7 +1,9 @@
-"""Answers to 01/mend_1: a ring in which all receive first.
+"""Answers to 01/mend_1: a ring on each node, whose neighbours are places in the node.
 
-`WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
-of its message. An answer is a function without arguments that returns what is handed in.
+The program has two faults: it sends to places instead of ranks, and it passes its own block on in
+every round. `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each
+with a piece of its message. An answer is a function without arguments that returns what is handed
+in.
 """
 
 import functools
@@ -9,7 +11,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-WAITS = {rank: ("recv", (rank - 1) % 5) for rank in range(5)}
+WAITS = {3: ("recv", 2), 4: ("recv", 0), 5: ("recv", 1)}
 
 
 def mended(fn):
@@ -17,14 +19,21 @@ def mended(fn):
     return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "mended": fn})
 
 
-def ring(block, exchange):
-    """The program, with `exchange(outgoing, arriving, right, left)` in its middle."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    blocks = [torch.empty_like(block) for _ in range(size)]
-    blocks[rank].copy_(block)
-    for step in range(size - 1):
-        outgoing, arriving = blocks[(rank - step) % size], blocks[(rank - step - 1) % size]
-        exchange(outgoing, arriving, (rank + 1) % size, (rank - 1) % size)
+def neighbours(per_node):
+    """The place of this rank in its node, and the ranks on its right and on its left."""
+    node, place = divmod(dist.get_rank(), per_node)
+    first = node * per_node
+    return place, first + (place + 1) % per_node, first + (place - 1) % per_node
+
+
+def ring(block, per_node, exchange):
+    """The program without its faults, with `exchange(outgoing, arriving, right, left)` in it."""
+    place, right, left = neighbours(per_node)
+    blocks = [torch.empty_like(block) for _ in range(per_node)]
+    blocks[place].copy_(block)
+    for step in range(per_node - 1):
+        outgoing, arriving = blocks[place - step], blocks[place - step - 1]
+        exchange(outgoing, arriving, right, left)
     return blocks
 
 
@@ -36,34 +45,38 @@ def posted(outgoing, arriving, right, left):
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": lambda block: ring(block, posted)}
+    return {"diagnosis": diagnosis, "mended": lambda block, size: ring(block, size, posted)}
 
 
 # Wrong: the diagnosis ---------------------------------------------------------------------------
 
 
-def waits_for_the_right_neighbour():
-    return said({rank: ("recv", (rank + 1) % 5) for rank in range(5)})
+def the_neighbours_that_were_meant():
+    return said({3: ("recv", 5), 4: ("recv", 3), 5: ("recv", 4)})
 
 
-def round_the_end_forgotten():
-    return said({rank: ("recv", rank - 1) for rank in range(5)})
+def the_right_neighbours():
+    return said({3: ("recv", 1), 4: ("recv", 2), 5: ("recv", 0)})
 
 
-def as_it_was_on_three_ranks():
-    return said({rank: ("recv", (rank - 1) % 3) for rank in range(3)})
+def as_it_was_on_two_nodes_of_two():
+    return said({2: ("recv", 1), 3: ("recv", 0)})
+
+
+def all_ranks_wait():
+    return said({rank: ("recv", (rank - 1) % 3) for rank in range(6)})
 
 
 def all_wait_in_send():
-    return said({rank: ("send", (rank + 1) % 5) for rank in range(5)})
+    return said({3: ("send", 1), 4: ("send", 2), 5: ("send", 0)})
 
 
-def the_last_rank_comes_back():
-    return said(WAITS | {4: None})
+def the_last_rank_returns():
+    return said(WAITS | {5: None})
 
 
-def waits_for_everybody():
-    return said({rank: ("recv", set(range(5)) - {rank}) for rank in range(5)})
+def waits_for_the_whole_first_node():
+    return said({rank: ("recv", {0, 1, 2}) for rank in (3, 4, 5)})
 
 
 def ranks_as_words():
@@ -71,15 +84,15 @@ def ranks_as_words():
 
 
 def a_rank_too_many():
-    return said(WAITS | {5: ("recv", 4)})
+    return said(WAITS | {6: ("recv", 2)})
 
 
 def the_operation_alone():
-    return said(dict.fromkeys(range(5), "recv"))
+    return said(dict.fromkeys(WAITS, "recv"))
 
 
 def a_sentence():
-    return said("every rank waits for its left neighbour")
+    return said("the second node waits for the first")
 
 
 def function_alone():
@@ -90,130 +103,166 @@ def function_alone():
 
 
 @mended
-def all_send_first(block):
-    def exchange(outgoing, arriving, right, left):
-        dist.send(outgoing, dst=right)
-        dist.recv(arriving, src=left)
-
-    return ring(block, exchange)
-
-
-@mended
-def still_broken(block):
-    def exchange(outgoing, arriving, right, left):
-        dist.recv(arriving, src=left)
-        dist.send(outgoing, dst=right)
-
-    return ring(block, exchange)
-
-
-@mended
-def waited_for_before_the_receive(block):
-    def exchange(outgoing, arriving, right, left):
-        dist.isend(outgoing, dst=right).wait()
-        dist.recv(arriving, src=left)
-
-    return ring(block, exchange)
-
-
-@mended
-def the_other_way_round(block):
-    return ring(
-        block, lambda outgoing, arriving, right, left: posted(outgoing, arriving, left, right)
-    )
-
-
-@mended
-def nothing_is_received(block):
-    def exchange(outgoing, arriving, right, left):
-        dist.isend(outgoing, dst=right)
-
-    return ring(block, exchange)
-
-
-@mended
-def one_round_short(block):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    blocks = [torch.zeros_like(block) for _ in range(size)]
-    blocks[rank].copy_(block)
-    for step in range(size - 2):
-        outgoing, arriving = blocks[(rank - step) % size], blocks[(rank - step - 1) % size]
-        posted(outgoing, arriving, (rank + 1) % size, (rank - 1) % size)
+def still_broken(block, per_node):
+    place = dist.get_rank() % per_node
+    blocks = [block.clone() for _ in range(per_node)]
+    for step in range(per_node - 1):
+        arriving = blocks[place - step - 1]
+        posted(block, arriving, (place + 1) % per_node, (place - 1) % per_node)
     return blocks
 
 
 @mended
-def in_the_order_in_which_they_came(block):
+def only_the_ranks_are_mended(block, per_node):
+    return ring(block, per_node, lambda outgoing, *others: posted(block, *others))
+
+
+@mended
+def only_the_block_is_mended(block, per_node):
+    def exchange(outgoing, arriving, right, left):
+        posted(outgoing, arriving, right % per_node, left % per_node)
+
+    return ring(block, per_node, exchange)
+
+
+@mended
+def a_ring_over_all_ranks(block, per_node):
     rank, size = dist.get_rank(), dist.get_world_size()
+
+    def exchange(outgoing, arriving, right, left):
+        posted(outgoing, arriving, (rank + 1) % size, (rank - 1) % size)
+
+    return ring(block, per_node, exchange)
+
+
+@mended
+def neighbours_without_their_end(block, per_node):
+    rank = dist.get_rank()
+
+    def exchange(outgoing, arriving, right, left):
+        posted(outgoing, arriving, rank + 1, rank - 1)
+
+    return ring(block, per_node, exchange)
+
+
+@mended
+def waited_for_before_the_receive(block, per_node):
+    def exchange(outgoing, arriving, right, left):
+        dist.isend(outgoing, dst=right).wait()
+        dist.recv(arriving, src=left)
+
+    return ring(block, per_node, exchange)
+
+
+@mended
+def the_other_way_round(block, per_node):
+    return ring(
+        block,
+        per_node,
+        lambda outgoing, arriving, right, left: posted(outgoing, arriving, left, right),
+    )
+
+
+@mended
+def nothing_is_received(block, per_node):
+    def exchange(outgoing, arriving, right, left):
+        dist.isend(outgoing, dst=right)
+
+    return ring(block, per_node, exchange)
+
+
+@mended
+def one_round_short(block, per_node):
+    place, right, left = neighbours(per_node)
+    blocks = [torch.zeros_like(block) for _ in range(per_node)]
+    blocks[place].copy_(block)
+    for step in range(per_node - 2):
+        posted(blocks[place - step], blocks[place - step - 1], right, left)
+    return blocks
+
+
+@mended
+def in_the_order_in_which_they_came(block, per_node):
+    _, right, left = neighbours(per_node)
     blocks = [block]
-    for _ in range(size - 1):
+    for _ in range(per_node - 1):
         arriving = torch.empty_like(block)
-        posted(blocks[-1], arriving, (rank + 1) % size, (rank - 1) % size)
+        posted(blocks[-1], arriving, right, left)
         blocks.append(arriving)
     return blocks
 
 
 @mended
-def stacked_into_one_tensor(block):
-    return torch.cat(ring(block, posted))
-
-
-@mended
-def not_written(block):
-    raise NotImplementedError()
-
-
-@mended
-def finished_all_gather(block):
+def blocks_of_all_ranks(block, per_node):
     blocks = [torch.empty_like(block) for _ in range(dist.get_world_size())]
     dist.all_gather(blocks, block)
     return blocks
 
 
 @mended
-def all_gather_of_objects(block):
-    blocks = [None] * dist.get_world_size()
-    dist.all_gather_object(blocks, block)
-    return blocks
+def stacked_into_one_tensor(block, per_node):
+    return torch.cat(ring(block, per_node, posted))
 
 
 @mended
-def to_everybody_at_once(block):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    others = [other for other in range(size) if other != rank]
-    blocks = [block.clone() for _ in range(size)]
-    sending = [dist.isend(block, dst=other) for other in others]
+def not_written(block, per_node):
+    raise NotImplementedError()
+
+
+@mended
+def finished_all_gather(block, per_node):
+    blocks = [torch.empty_like(block) for _ in range(dist.get_world_size())]
+    dist.all_gather(blocks, block)
+    first = dist.get_rank() // per_node * per_node
+    return blocks[first : first + per_node]
+
+
+@mended
+def all_gather_of_objects(block, per_node):
+    blocks = [None] * dist.get_world_size()
+    dist.all_gather_object(blocks, block)
+    first = dist.get_rank() // per_node * per_node
+    return blocks[first : first + per_node]
+
+
+@mended
+def to_the_whole_node_at_once(block, per_node):
+    node, place = divmod(dist.get_rank(), per_node)
+    first = node * per_node
+    others = [other for other in range(per_node) if other != place]
+    blocks = [block.clone() for _ in range(per_node)]
+    sending = [dist.isend(block, dst=first + other) for other in others]
     for other in others:
-        dist.recv(blocks[other], src=other)
+        dist.recv(blocks[other], src=first + other)
     for work in sending:
         work.wait()
     return blocks
 
 
 @mended
-def all_blocks_in_every_round(block):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    table = torch.zeros(size, len(block))
-    table[rank] = block
-    for _ in range(size - 1):
+def all_blocks_in_every_round(block, per_node):
+    place, right, left = neighbours(per_node)
+    table = torch.zeros(per_node, len(block))
+    table[place] = block
+    for _ in range(per_node - 1):
         arriving = torch.empty_like(table)
-        posted(table.clone(), arriving, (rank + 1) % size, (rank - 1) % size)
+        posted(table.clone(), arriving, right, left)
         table = torch.where(arriving != 0, arriving, table)
     return list(table)
 
 
 @mended
-def once_round_and_home_again(block):
-    rank, size = dist.get_rank(), dist.get_world_size()
-    blocks = ring(block, posted)
-    if size > 1:
-        posted(blocks[(rank + 1) % size], block, (rank + 1) % size, (rank - 1) % size)
+def once_round_and_home_again(block, per_node):
+    place, right, left = neighbours(per_node)
+    blocks = ring(block, per_node, posted)
+    if per_node > 1:
+        posted(blocks[(place + 1) % per_node], block, right, left)
     return blocks
 
 
 @mended
-def fp64_on_the_wire(block):
-    return [one.float() for one in ring(block.double(), posted)]
+def fp64_on_the_wire(block, per_node):
+    return [one.float() for one in ring(block.double(), per_node, posted)]
 
 
 # Right, written differently ---------------------------------------------------------------------
@@ -224,96 +273,105 @@ def isend_then_recv():
 
 
 @mended
-def odd_ranks_receive_first(block):
+def the_last_place_receives_first(block, per_node):
     def exchange(outgoing, arriving, right, left):
-        if dist.get_rank() % 2 == 0:
+        if right > left and dist.get_rank() % per_node < per_node - 1:
             dist.send(outgoing, dst=right)
             dist.recv(arriving, src=left)
         else:
             dist.recv(arriving, src=left)
             dist.send(outgoing, dst=right)
 
-    return ring(block, exchange)
+    return ring(block, per_node, exchange)
 
 
 @mended
-def one_rank_sends_first(block):
-    def exchange(outgoing, arriving, right, left):
-        if dist.get_rank() == 0:
-            dist.send(outgoing, dst=right)
-        dist.recv(arriving, src=left)
-        if dist.get_rank() != 0:
-            dist.send(outgoing, dst=right)
-
-    return ring(block, exchange)
-
-
-@mended
-def batched(block):
+def batched(block, per_node):
     def exchange(outgoing, arriving, right, left):
         both = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, arriving, left)]
         for work in dist.batch_isend_irecv(both):
             work.wait()
 
-    return ring(block, exchange)
+    return ring(block, per_node, exchange)
+
+
+@mended
+def places_in_a_group(block, per_node):
+    """A group for each node, in which neighbours are places."""
+    firsts = range(0, dist.get_world_size(), per_node)
+    groups = [dist.new_group(list(range(first, first + per_node))) for first in firsts]
+    node, place = divmod(dist.get_rank(), per_node)
+    blocks = [block] * per_node
+    for step in range(per_node - 1):
+        arriving, right, left = torch.empty_like(block), place + 1, place - 1
+        sending = dist.isend(
+            blocks[place - step], group=groups[node], group_dst=right % per_node
+        )
+        dist.recv(arriving, group=groups[node], group_src=left % per_node)
+        sending.wait()
+        blocks[place - step - 1] = arriving
+    return blocks
 
 
 def said_with_the_variants_of_names():
-    waits = {rank: ["dist.irecv", {(rank - 1) % 5}] for rank in range(5)}
+    waits = {rank: ["dist.irecv", {left}] for rank, (_, left) in WAITS.items()}
     return said(waits)
 
 
 RIGHT = [
     isend_then_recv,
-    odd_ranks_receive_first,
-    one_rank_sends_first,
+    the_last_place_receives_first,
     batched,
+    places_in_a_group,
     said_with_the_variants_of_names,
 ]
 
 WRONG = {
-    waits_for_the_right_neighbour: {"diagnosis": "rank 0 waits in recv, but not for rank 1"},
-    round_the_end_forgotten: {"diagnosis": "round the end too"},
-    as_it_was_on_three_ranks: {"diagnosis": "rank 0 waits in recv, but not for rank 2"},
-    all_wait_in_send: {"diagnosis": "rank 0 does not wait in send"},
-    the_last_rank_comes_back: {"diagnosis": "rank 4 has not finished either"},
-    waits_for_everybody: {"diagnosis": "for one of ranks 1 to 4 only"},
-    ranks_as_words: {"diagnosis": "'rank 0' is no rank"},
-    a_rank_too_many: {"diagnosis": "there is no rank 5"},
-    the_operation_alone: {"diagnosis": "the entry of rank 0 is 'recv'"},
+    the_neighbours_that_were_meant: {"diagnosis": "rank 3 waits in recv, but not for rank 5"},
+    the_right_neighbours: {"diagnosis": "rank 3 waits in recv, but not for rank 1"},
+    as_it_was_on_two_nodes_of_two: {"diagnosis": "rank 2 waits for no rank: it has returned"},
+    all_ranks_wait: {"diagnosis": "rank 0 waits for no rank: it has returned"},
+    all_wait_in_send: {"diagnosis": "rank 3 does not wait in send"},
+    the_last_rank_returns: {"diagnosis": "rank 5 has not finished either"},
+    waits_for_the_whole_first_node: {"diagnosis": "for one of ranks 0 to 2 only"},
+    ranks_as_words: {"diagnosis": "'rank 3' is no rank"},
+    a_rank_too_many: {"diagnosis": "there is no rank 6"},
+    the_operation_alone: {"diagnosis": "the entry of rank 3 is 'recv'"},
     a_sentence: {"diagnosis": "the diagnosis is str here"},
     function_alone: {"diagnosis": "must be a dict"},
-    all_send_first: {"result": "ranks 0 to 2 are in send"},
-    still_broken: {"result": "Every rank receives before it sends"},
+    still_broken: {"result": "the ranks did not finish"},
+    only_the_ranks_are_mended: {"result": "rank 0: place 1 holds the block of rank 2"},
+    only_the_block_is_mended: {"result": "the ranks did not finish"},
+    a_ring_over_all_ranks: {"result": "rank 0: place 1 holds the block of rank 4"},
+    neighbours_without_their_end: {"result": ""},
     waited_for_before_the_receive: {"result": "the ranks did not finish"},
     the_other_way_round: {"result": "rank 0: place 1 holds the block of rank 2"},
     nothing_is_received: {"result": ""},
     one_round_short: {"result": "rank 0: place 1 holds none of the right ones"},
     in_the_order_in_which_they_came: {"result": "rank 0: place 1 holds the block of rank 2"},
+    blocks_of_all_ranks: {"result": "return a list of 1 blocks"},
     stacked_into_one_tensor: {"result": "return a list of 1 blocks"},
     not_written: {"result": "mended is not written yet"},
     finished_all_gather: {"traffic": "rank 0 calls all_gather"},
     all_gather_of_objects: {"traffic": "rank 0 calls all_gather"},
-    to_everybody_at_once: {"traffic": "rank 0 exchanges messages with rank 2"},
+    to_the_whole_node_at_once: {"traffic": "rank 0 exchanges messages with rank 2"},
     all_blocks_in_every_round: {"traffic": "rank 0 sent 3.1 MB; 0.8 MB are enough"},
     once_round_and_home_again: {"traffic": "rank 0 makes 8 calls"},
     fp64_on_the_wire: {"traffic": "rank 0 sent 1.6 MB; 0.8 MB are enough"},
 }
 
 EQUIVALENT = {
-    "... (rank - 1) % 5) for rank in range(5)}"
-    " -> ... (rank - 1) % 5) for rank in reversed(range(5))}": "a dict is the same in any order",
-    "blocks = [torch.empty_like(block) for _ in range(size)]"
-    " -> blocks = [torch.empty_like(block) for _ in reversed(range(size))]": (
+    "blocks = [torch.empty_like(block) for _ in range(per_node)]"
+    " -> blocks = [torch.empty_like(block) for _ in reversed(range(per_node))]": (
         "the places are alike"
     ),
-    "blocks[rank].copy_(block) -> blocks[rank] = block": (
+    "blocks[place].copy_(block) -> blocks[place] = block": (
         "nothing is said of where the own block lies"
     ),
-    "outgoing = blocks[(rank - step) % size] -> outgoing = blocks[rank - step]": (
-        "a negative index counts from the end, and none is below -size"
+    "outgoing = blocks[(place - step) % per_node] -> outgoing = blocks[place - step]": (
+        "a negative index counts from the end, and none is below -per_node"
     ),
-    "arriving = blocks[(rank - step - 1) % size] -> arriving = blocks[rank - step - 1]": (
-        "a negative index counts from the end, and none is below -size"
+    "arriving = blocks[(place - step - 1) % per_node] -> arriving = blocks[place - step - 1]": (
+        "a negative index counts from the end, and none is below -per_node"
     ),
 }

@@ -1,4 +1,4 @@
-"""Answers to 01/mend_4: a buffer that is filled again while its messages are under way.
+"""Answers to 01/mend_4: an exchange of rows in which both neighbours may be the same rank.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -9,8 +9,7 @@ import functools
 import torch
 import torch.distributed as dist
 
-ROWS = {1: 4, 2: 4, 3: 4, 4: 4}
-FOUND = {"operation": "send", "rows": ROWS}
+FOUND = {"ranks": 2, "top": {0: 3, 1: 0}}
 
 
 def mended(fn):
@@ -20,393 +19,339 @@ def mended(fn):
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": a_copy_for_each}
+    return {"diagnosis": diagnosis, "mended": lambda strip: exchanged(strip, in_the_same_order)}
 
 
-def others():
-    return range(1, dist.get_world_size())
+def exchanged(strip, exchange):
+    """The program, with `exchange(strip, top, bottom, above, below)` in its middle."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    top, bottom = torch.empty_like(strip[:1]), torch.empty_like(strip[:1])
+    exchange(strip, top, bottom, (rank - 1) % size, (rank + 1) % size)
+    return torch.cat([top, strip, bottom])
 
 
-def rank_is(rank):
-    return dist.get_rank() == rank
+def complete(*works):
+    for work in works:
+        work.wait()
 
 
-def finished(mine, scale):
-    """The end of the program: the scaled row, and the sum of all."""
-    mine *= scale
-    total = mine.clone()
-    dist.all_reduce(total)
-    return mine, total
-
-
-def a_copy_for_each(images, scale):
-    mine = images[dist.get_rank()].float()
-    sending = []
-    if rank_is(0):
-        sending = [dist.isend(images[other].float(), dst=other) for other in others()]
-    dist.broadcast(scale, src=0)
-    if rank_is(0):
-        for work in sending:
-            work.wait()
-    else:
-        dist.recv(mine, src=0)
-    return finished(mine, scale)
-
-
-def scale_first(images, scale, send, receive):
-    """With the broadcast before the first message."""
-    mine = images[dist.get_rank()].float()
-    dist.broadcast(scale, src=0)
-    if rank_is(0):
-        send(images)
-    else:
-        receive(mine)
-    return finished(mine, scale)
+def in_the_same_order(strip, top, bottom, above, below):
+    sending = [dist.isend(strip[-1:], dst=below), dist.isend(strip[:1], dst=above)]
+    dist.recv(top, src=above)
+    dist.recv(bottom, src=below)
+    complete(*sending)
 
 
 # Wrong: the diagnosis ---------------------------------------------------------------------------
 
 
-def at_the_receive():
-    return said({"operation": "recv", "rows": ROWS})
+def on_four_ranks():
+    return said({"ranks": 4, "top": {0: 11, 1: 2, 2: 5, 3: 8}})
 
 
-def at_the_broadcast():
-    return said({"operation": "broadcast", "rows": ROWS})
+def on_one_rank():
+    return said({"ranks": 1, "top": {0: 2}})
 
 
-def at_the_sum():
-    return said({"operation": "all_reduce", "rows": ROWS})
+def ranks_in_a_list():
+    return said({"ranks": [2, 3], "top": {0: 3, 1: 0}})
 
 
-def an_operation_that_is_not_there():
-    return said({"operation": "scatter", "rows": ROWS})
+def the_rows_that_were_meant():
+    return said({"ranks": 2, "top": {0: 5, 1: 2}})
 
 
-def each_gets_its_own():
-    return said({"operation": "send", "rows": {rank: rank for rank in range(1, 5)}})
+def rows_counted_within_a_strip():
+    return said({"ranks": 2, "top": {0: 0, 1: 0}})
 
 
-def each_gets_the_next_one():
-    return said({"operation": "send", "rows": {1: 2, 2: 3, 3: 4, 4: 4}})
+def a_row_that_there_is_not():
+    return said({"ranks": 2, "top": {0: 6, 1: 0}})
 
 
-def all_get_the_first():
-    return said({"operation": "send", "rows": dict.fromkeys(range(1, 5), 1)})
+def one_rank_only():
+    return said({"ranks": 2, "top": {0: 3}})
 
 
 def a_row_in_a_list():
-    return said({"operation": "send", "rows": {rank: [4] for rank in range(1, 5)}})
-
-
-def as_it_was_on_three_ranks():
-    return said({"operation": "send", "rows": {1: 2, 2: 2}})
-
-
-def rows_alone():
-    return said(ROWS)
-
-
-def operation_left_open():
-    return said({"operation": None, "rows": ROWS})
+    return said({"ranks": 2, "top": {0: [3], 1: [0]}})
 
 
 def rows_as_a_list():
-    return said({"operation": "send", "rows": [4, 4, 4, 4]})
+    return said({"ranks": 2, "top": [3, 0]})
+
+
+def the_number_of_ranks_alone():
+    return said({"ranks": 2})
+
+
+def ranks_left_open():
+    return said({"ranks": None, "top": {0: 3, 1: 0}})
 
 
 # Wrong: the function ----------------------------------------------------------------------------
 
 
 @mended
-def still_broken(images, scale):
-    mine = images[dist.get_rank()].float()
-    sending = []
-    if rank_is(0):
-        buffer = torch.empty_like(mine)
-        for other in others():
-            buffer.copy_(images[other])
-            sending.append(dist.isend(buffer, dst=other))
-    dist.broadcast(scale, src=0)
-    if rank_is(0):
-        for work in sending:
-            work.wait()
-    else:
-        dist.recv(mine, src=0)
-    return finished(mine, scale)
+def still_broken(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
+        dist.recv(top, src=above)
+        dist.recv(bottom, src=below)
+        complete(*sending)
+
+    return exchanged(strip, exchange)
 
 
 @mended
-def waited_for_before_the_broadcast(images, scale):
-    mine = images[dist.get_rank()].float()
-    if rank_is(0):
-        buffer = torch.empty_like(mine)
-        for other in others():
-            buffer.copy_(images[other])
-            dist.isend(buffer, dst=other).wait()
-    dist.broadcast(scale, src=0)
-    if not rank_is(0):
-        dist.recv(mine, src=0)
-    return finished(mine, scale)
+def right_on_two_ranks_only(strip):
+    """The rows change places on all numbers of ranks."""
+
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
+        dist.recv(bottom, src=above)
+        dist.recv(top, src=below)
+        complete(*sending)
+
+    return exchanged(strip, exchange)
 
 
 @mended
-def bytes_are_sent_as_they_are(images, scale):
-    def send(images):
-        for other in others():
-            dist.send(images[other], dst=other)
+def both_orders_turned_round(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[-1:], dst=below), dist.isend(strip[:1], dst=above)]
+        dist.recv(bottom, src=below)
+        dist.recv(top, src=above)
+        complete(*sending)
 
-    return scale_first(images, scale, send, lambda mine: dist.recv(mine, src=0))
-
-
-@mended
-def buffer_made_once_and_never_filled(images, scale):
-    def send(images):
-        buffer = images[1].float() if len(images) > 1 else None
-        for other in others():
-            dist.send(buffer, dst=other)
-
-    return scale_first(images, scale, send, lambda mine: dist.recv(mine, src=0))
+    return exchanged(strip, exchange)
 
 
 @mended
-def everybody_gets_the_row_of_its_left(images, scale):
-    def send(images):
-        for other in others():
-            dist.send(images[other - 1].float(), dst=other)
+def a_barrier_before_the_receives(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
+        dist.barrier()
+        dist.recv(top, src=above)
+        dist.recv(bottom, src=below)
+        complete(*sending)
 
-    return scale_first(images, scale, send, lambda mine: dist.recv(mine, src=0))
-
-
-@mended
-def scaled_by_rank_0_too(images, scale):
-    def send(images):
-        for other in others():
-            dist.send(images[other].float() * scale, dst=other)
-
-    return scale_first(images, scale, send, lambda mine: dist.recv(mine, src=0))
+    return exchanged(strip, exchange)
 
 
 @mended
-def scale_is_not_sent(images, scale):
-    mine = images[dist.get_rank()].float()
-    if rank_is(0):
-        for other in others():
-            dist.send(images[other].float(), dst=other)
-    else:
-        dist.recv(mine, src=0)
-    return finished(mine, scale)
+def all_send_first(strip):
+    def exchange(strip, top, bottom, above, below):
+        dist.send(strip[-1:], dst=below)
+        dist.send(strip[:1], dst=above)
+        dist.recv(top, src=above)
+        dist.recv(bottom, src=below)
+
+    return exchanged(strip, exchange)
 
 
 @mended
-def total_of_the_others_only(images, scale):
-    mine, total = a_copy_for_each(images, scale)
-    return mine, total - mine
+def tags_on_the_sends_only(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], above, tag=1), dist.isend(strip[-1:], below, tag=2)]
+        dist.recv(top, src=above)
+        dist.recv(bottom, src=below)
+        complete(*sending)
+
+    return exchanged(strip, exchange)
 
 
 @mended
-def sum_in_place_of_the_row(images, scale):
-    _, total = a_copy_for_each(images, scale)
-    return total, total
+def the_wrong_edges_are_sent(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], dst=below), dist.isend(strip[-1:], dst=above)]
+        dist.recv(top, src=above)
+        dist.recv(bottom, src=below)
+        complete(*sending)
+
+    return exchanged(strip, exchange)
 
 
 @mended
-def row_alone(images, scale):
-    return a_copy_for_each(images, scale)[0]
+def the_field_ends_at_the_last_rank(strip):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    top, bottom = torch.zeros_like(strip[:1]), torch.zeros_like(strip[:1])
+    sending = [dist.isend(strip[-1:], dst=rank + 1)] if rank < size - 1 else []
+    sending += [dist.isend(strip[:1], dst=rank - 1)] if rank > 0 else []
+    if rank > 0:
+        dist.recv(top, src=rank - 1)
+    if rank < size - 1:
+        dist.recv(bottom, src=rank + 1)
+    complete(*sending)
+    return torch.cat([top, strip, bottom])
 
 
 @mended
-def not_received(images, scale):
-    mine = images[dist.get_rank()].float()
-    rows = images.float()
-    if rank_is(0):
-        for other in others():
-            dist.isend(rows[other], dst=other)
-    dist.broadcast(scale, src=0)
-    return finished(mine, scale)
+def its_own_rows(strip):
+    return torch.cat([strip[-1:], strip, strip[:1]])
 
 
 @mended
-def not_written(images, scale):
+def the_rows_of_neighbours_alone(strip):
+    return exchanged(strip, in_the_same_order)[[0, -1]]
+
+
+@mended
+def a_list_of_three(strip):
+    whole = exchanged(strip, in_the_same_order)
+    return [whole[:1], strip, whole[-1:]]
+
+
+@mended
+def not_written(strip):
     raise NotImplementedError()
 
 
 @mended
-def scattered(images, scale):
-    mine = images[dist.get_rank()].float()
-    dist.broadcast(scale, src=0)
-    dist.scatter(mine, list(images.float()) if rank_is(0) else None, src=0)
-    return finished(mine, scale)
-
-
-@mended
-def all_images_to_everybody(images, scale):
-    rows = images.float()
-    dist.broadcast(rows, src=0)
-    dist.broadcast(scale, src=0)
-    return finished(rows[dist.get_rank()].clone(), scale)
-
-
-@mended
-def passed_on_from_rank_to_rank(images, scale):
+def all_strips_gathered(strip):
+    strips = [torch.empty_like(strip) for _ in range(dist.get_world_size())]
+    dist.all_gather(strips, strip)
     rank, size = dist.get_rank(), dist.get_world_size()
-    rows = images.float()
-    if rank > 0:
-        dist.recv(rows, src=rank - 1)
-    if rank < size - 1:
-        dist.send(rows, dst=rank + 1)
-    dist.broadcast(scale, src=0)
-    return finished(rows[rank].clone(), scale)
+    return torch.cat([strips[rank - 1][-1:], strip, strips[(rank + 1) % size][:1]])
 
 
 @mended
-def in_two_halves(images, scale):
-    def send(images):
-        for other in others():
-            for half in images[other].float().tensor_split(2):
-                dist.send(half, dst=other)
-
-    def receive(mine):
-        for half in mine.tensor_split(2):
-            dist.recv(half, src=0)
-
-    return scale_first(images, scale, send, receive)
+def whole_strips_to_both(strip):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    above, below = (rank - 1) % size, (rank + 1) % size
+    top, bottom = torch.empty_like(strip), torch.empty_like(strip)
+    sending = [dist.isend(strip, dst=below), dist.isend(strip, dst=above)]
+    dist.recv(top, src=above)
+    dist.recv(bottom, src=below)
+    complete(*sending)
+    return torch.cat([top[-1:], strip, bottom[:1]])
 
 
 @mended
-def all_rows_to_each(images, scale):
-    rows = images.float()
-    dist.broadcast(scale, src=0)
-    if rank_is(0):
-        for other in others():
-            dist.send(rows, dst=other)
-    else:
-        dist.recv(rows, src=0)
-    return finished(rows[dist.get_rank()].clone(), scale)
+def edges_to_all_ranks(strip):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    others = [other for other in range(size) if other != rank]
+    edges = {rank: strip[[0, -1]]} | {other: torch.empty_like(strip[:2]) for other in others}
+    sending = [dist.isend(edges[rank], dst=other) for other in others]
+    for other in others:
+        dist.recv(edges[other], src=other)
+    complete(*sending)
+    return torch.cat([edges[(rank - 1) % size][1:], strip, edges[(rank + 1) % size][:1]])
 
 
 @mended
-def acknowledged(images, scale):
-    def send(images):
-        for other in others():
-            dist.send(images[other].float(), dst=other)
-            dist.recv(torch.empty(1), src=other)
+def exchanged_twice(strip):
+    exchanged(strip, in_the_same_order)
+    return exchanged(strip, in_the_same_order)
 
-    def receive(mine):
-        dist.recv(mine, src=0)
-        dist.send(torch.ones(1), dst=0)
 
-    return scale_first(images, scale, send, receive)
+@mended
+def fp64_on_the_wire(strip):
+    return exchanged(strip.double(), in_the_same_order).float()
 
 
 # Right, written differently ---------------------------------------------------------------------
 
 
-def rows_of_their_own():
+def sends_in_the_order_of_the_receives():
     return said(FOUND)
-
-
-def said_with_another_name():
-    return said({"operation": "dist.isend", "rows": ROWS | {0: 0}})
 
 
 def said_with_tensors():
     """As they are read off what the ranks return."""
-    rows = torch.full((5,), 4.0)
-    return said({"operation": "send", "rows": {rank: rows[rank] for rank in range(1, 5)}})
+    return said({"ranks": "2", "top": {0: torch.tensor(3.0), 1: torch.tensor(0)}})
 
 
 @mended
-def one_buffer_after_the_broadcast(images, scale):
-    def send(images):
-        buffer = torch.empty_like(images[0], dtype=torch.float)
-        for other in others():
-            buffer.copy_(images[other])
-            dist.isend(buffer, dst=other).wait()
+def receives_in_the_order_of_the_sends(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
+        dist.recv(bottom, src=below)
+        dist.recv(top, src=above)
+        complete(*sending)
 
-    return scale_first(images, scale, send, lambda mine: dist.recv(mine, src=0))
-
-
-@mended
-def rows_before_the_broadcast(images, scale):
-    mine = images[dist.get_rank()].float()
-    if rank_is(0):
-        for other in others():
-            dist.send(images[other].float(), dst=other)
-    else:
-        dist.irecv(mine, src=0).wait()
-    dist.broadcast(scale, src=0)
-    return finished(mine, scale)
+    return exchanged(strip, exchange)
 
 
 @mended
-def bytes_that_become_floats_where_they_arrive(images, scale):
-    mine = images[dist.get_rank()].clone()
-    work = None if rank_is(0) else dist.irecv(mine, src=0)
-    sending = [dist.isend(images[other], dst=other) for other in others()] if rank_is(0) else []
-    dist.broadcast(scale, src=0)
-    for one in [*sending, *([work] if work else [])]:
-        one.wait()
-    return finished(mine.float(), scale)
+def a_tag_for_each_direction(strip):
+    def exchange(strip, top, bottom, above, below):
+        sending = [dist.isend(strip[:1], above, tag=1), dist.isend(strip[-1:], below, tag=2)]
+        dist.recv(top, src=above, tag=2)
+        dist.recv(bottom, src=below, tag=1)
+        complete(*sending)
+
+    return exchanged(strip, exchange)
+
+
+@mended
+def one_direction_after_the_other(strip):
+    def exchange(strip, top, bottom, above, below):
+        for edge, target, buffer, source in (
+            (strip[-1:], below, top, above),
+            (strip[:1], above, bottom, below),
+        ):
+            sending = dist.isend(edge, dst=target)
+            dist.recv(buffer, src=source)
+            complete(sending)
+
+    return exchanged(strip, exchange)
+
+
+@mended
+def batched(strip):
+    def exchange(strip, top, bottom, above, below):
+        messages = [
+            dist.P2POp(dist.isend, strip[-1:], below),
+            dist.P2POp(dist.irecv, top, above),
+            dist.P2POp(dist.isend, strip[:1], above),
+            dist.P2POp(dist.irecv, bottom, below),
+        ]
+        complete(*dist.batch_isend_irecv(messages))
+
+    return exchanged(strip, exchange)
 
 
 RIGHT = [
-    rows_of_their_own,
-    said_with_another_name,
+    sends_in_the_order_of_the_receives,
     said_with_tensors,
-    one_buffer_after_the_broadcast,
-    rows_before_the_broadcast,
-    bytes_that_become_floats_where_they_arrive,
+    receives_in_the_order_of_the_sends,
+    a_tag_for_each_direction,
+    one_direction_after_the_other,
+    batched,
 ]
 
 WRONG = {
-    at_the_receive: {"diagnosis": "recv is not the cause. A recv returns the data"},
-    at_the_broadcast: {"diagnosis": "broadcast is not the cause"},
-    at_the_sum: {"diagnosis": "all_reduce is not the cause"},
-    an_operation_that_is_not_there: {"diagnosis": "the trace has no operation 'scatter'"},
-    each_gets_its_own: {"diagnosis": "rank 1 does not receive row 1"},
-    each_gets_the_next_one: {"diagnosis": "rank 1 does not receive row 2"},
-    a_row_in_a_list: {"diagnosis": "[4] is not the number of a row, for rank 1. Write {"},
-    all_get_the_first: {"diagnosis": "rank 1 does not receive row 1"},
-    as_it_was_on_three_ranks: {"diagnosis": "rank 1 does not receive row 2"},
-    rows_alone: {"diagnosis": 'Write {"operation"'},
-    operation_left_open: {"diagnosis": "'operation' is not filled in"},
-    rows_as_a_list: {"diagnosis": "the rows are [4, 4, 4, 4]"},
-    still_broken: {"result": "rank 1: its row is row 2"},
-    waited_for_before_the_broadcast: {"result": "the ranks did not finish"},
-    bytes_are_sent_as_they_are: {"result": ""},
-    buffer_made_once_and_never_filled: {"result": "rank 2: its row is row 1"},
-    everybody_gets_the_row_of_its_left: {"result": "rank 1: its row is row 0"},
-    scaled_by_rank_0_too: {"result": "rank 1: its row is none of the right ones"},
-    scale_is_not_sent: {"result": "rank 1: its row is none of the right ones"},
-    total_of_the_others_only: {"result": "rank 0, total"},
-    sum_in_place_of_the_row: {"result": "rank 0: its row is none of the right ones"},
-    row_alone: {"result": "return the scaled row and the sum"},
-    not_received: {"result": "rank 1: its row is none of the right ones"},
+    on_four_ranks: {"diagnosis": "the number is not 4. Run it"},
+    on_one_rank: {"diagnosis": "the number is not 1. Run it"},
+    ranks_in_a_list: {"diagnosis": "the number is not [2, 3]"},
+    the_rows_that_were_meant: {"diagnosis": "rank 0 does not have row 5 on top"},
+    rows_counted_within_a_strip: {"diagnosis": "rank 0 does not have row 0 on top"},
+    a_row_that_there_is_not: {"diagnosis": "rank 0 does not have row 6 on top"},
+    one_rank_only: {"diagnosis": "the row of rank 1 is missing"},
+    a_row_in_a_list: {"diagnosis": "[3] is not the number of a row, for rank 0. Write {"},
+    rows_as_a_list: {"diagnosis": "top is [3, 0]"},
+    the_number_of_ranks_alone: {"diagnosis": 'Write {"ranks"'},
+    ranks_left_open: {"diagnosis": "'ranks' is not filled in"},
+    still_broken: {"result": "rank 0: place 0 holds row"},
+    right_on_two_ranks_only: {"result": "rank 0: place 0 holds row"},
+    both_orders_turned_round: {"result": "rank 0: place 0 holds row"},
+    a_barrier_before_the_receives: {"result": "rank 0: place 0 holds row"},
+    all_send_first: {"result": "the ranks did not finish"},
+    tags_on_the_sends_only: {"result": "the ranks did not finish"},
+    the_wrong_edges_are_sent: {"result": "rank 0: place 0 holds row"},
+    the_field_ends_at_the_last_rank: {"result": "place 0 holds none of the right ones"},
+    its_own_rows: {"result": "rank 0: place 0 holds row"},
+    the_rows_of_neighbours_alone: {"result": "return one tensor, with"},
+    a_list_of_three: {"result": "return one tensor, with"},
     not_written: {"result": "mended is not written yet"},
-    scattered: {"traffic": "rank 0 calls scatter"},
-    all_images_to_everybody: {"traffic": "rank 0 sends 0 messages to rank 1"},
-    passed_on_from_rank_to_rank: {"traffic": "rank 1 sends rank 2 a message"},
-    in_two_halves: {"traffic": "rank 0 makes 8 calls"},
-    all_rows_to_each: {"traffic": "rank 0 sent"},
-    acknowledged: {"traffic": "rank 0 makes 8 calls"},
+    all_strips_gathered: {"traffic": "rank 0 calls all_gather"},
+    whole_strips_to_both: {"traffic": "rank 0 sent 0.5 MB; 0.3 MB are enough"},
+    edges_to_all_ranks: {"traffic": "rank 0"},
+    exchanged_twice: {"traffic": "rank 0 makes 8 calls"},
+    fp64_on_the_wire: {"traffic": "rank 0 sent 0.5 MB; 0.3 MB are enough"},
 }
 
 EQUIVALENT = {
-    "mine = images[rank].float(); if rank == 0:; ..."
-    " -> if rank == 0:; rows = images.float(); ...": "neither needs the other",
-    "if rank == 0:; rows = images.float(); ..."
-    " -> dist.broadcast(scale, src=0); if rank == 0:; ...": (
-        "the rows then leave after the broadcast, which is slower and as right"
-    ),
-    "... [dist.isend(rows[other], dst=other) for other in range(1, size)]"
-    " -> ... [dist.isend(rows[other], dst=other) for other in reversed(range(1, size))]": (
-        "each rank gets one row, in any order"
-    ),
-    "dist.broadcast(scale, src=0); if rank == 0:; ..."
-    " -> if rank == 0:; for work in sending:; ...": (
-        "the rows then arrive before the broadcast, which is slower and as right"
-    ),
     "for work in sending: -> for work in reversed(sending):": "all are waited for, in any order",
-    "mine *= scale -> mine = mine * scale": "nobody else holds `mine`",
 }

@@ -465,7 +465,7 @@ WRONG = {
     reduce_scatter_of_the_backend_itself: {"result": "left it as the operating system counts"},
     through_the_store: {"result": "the data came another way"},
     everyone_receives_first: {"result": "Every rank receives before it sends"},
-    never_ends: {"result": "ranks 0 to 3 are still computing"},
+    never_ends: {"result": "ranks 0 to 3 are still running"},
     untouched: {"result": "reduce_scatter is not written yet"},
     does_nothing: {"result": "`output` is as it was", "bytes": "Some chunks are not sent"},
 }

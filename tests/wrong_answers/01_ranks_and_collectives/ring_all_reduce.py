@@ -643,7 +643,7 @@ WRONG = {
     in_a_child_process: {"result": "the data came another way"},
     inputs_of_all_ranks_read_from_the_check: {"result": "the data came another way"},
     everyone_receives_first: {"result": "Every rank receives before it sends"},
-    never_ends: {"result": "ranks 0 to 3 are still computing"},
+    never_ends: {"result": "ranks 0 to 3 are still running"},
     untouched: {"result": "ring_all_reduce is not written yet"},
     does_nothing: {
         "result": "hold the values of rank 0 only",

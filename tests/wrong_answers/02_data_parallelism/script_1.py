@@ -1,4 +1,4 @@
-"""Answers to 02/script_1: the model is called, and not the wrapper that averages its gradients.
+"""Answers to 02/script_1: the averaged gradients are not written back to `.grad`.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -17,14 +17,16 @@ from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from tests.wrong_answers.changed_scripts import (
     ANOTHER_ORDER,
     EPOCHS_BACKWARDS,
+    FREE,
     OTHER_BATCHES,
     SET_TWICE,
+    TWICE,
     changes_of_losses,
     cleared_later,
     neighbours,
 )
 
-SAID = {"symptom": "drift", "line": 13}
+SAID = {"line": 22}
 
 
 def mended(fn):
@@ -78,27 +80,15 @@ def in_the_wrapper(model, data, epochs):
     trained(model, data, epochs, backward(DDP(model)))
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
-def says_one_step_apart():
-    return said(symptom="one step apart")
-
-
-def says_same_samples():
-    return said(symptom="same samples")
-
-
-def says_no_symptom():
-    return said(symptom="the loss is too high")
-
-
-def the_line_of_the_wrapper():
-    return said(line="replica = DDP(model)")
+def the_line_of_the_all_reduce():
+    return said(line="dist.all_reduce(flat)")
 
 
 def the_line_of_the_step():
-    return said(line=15)
+    return said(line="optimizer.step()")
 
 
 def a_line_that_is_not_there():
@@ -106,7 +96,7 @@ def a_line_that_is_not_there():
 
 
 def a_text_of_several_lines():
-    return said(line="loss")
+    return said(line="part")
 
 
 def a_function_alone():
@@ -120,6 +110,45 @@ def a_function_alone():
 def still_broken(model, data, epochs):
     DDP(model)
     trained(model, data, epochs, backward(model))
+
+
+@mended
+def the_mean_bound_to_another_name(model, data, epochs):
+    DDP(model)
+
+    def gradient(images, labels):
+        backward(model)(images, labels)
+        gradients = [parameter.grad.clone() for parameter in model.parameters()]
+        for one in gradients:
+            averaged(one)
+
+    trained(model, data, epochs, gradient)
+
+
+@mended
+def only_the_first_parameter_is_written_back(model, data, epochs):
+    DDP(model)
+
+    def gradient(images, labels):
+        backward(model)(images, labels)
+        averaged(next(model.parameters()).grad)
+
+    trained(model, data, epochs, gradient)
+
+
+@mended
+def written_back_in_the_other_order(model, data, epochs):
+    DDP(model)
+
+    def gradient(images, labels):
+        backward(model)(images, labels)
+        gradients = [parameter.grad for parameter in model.parameters()]
+        flat = torch.cat([one.flatten() for one in reversed(gradients)])
+        averaged(flat)
+        for one, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            one.copy_(part.view_as(one))
+
+    trained(model, data, epochs, gradient)
 
 
 @mended
@@ -255,11 +284,11 @@ def the_wrapper_is_called(model, data, epochs):
 
 
 def said_by_text():
-    return said(symptom=" Drift", line="loss=F.cross_entropy(model(images), labels)  # here")
+    return said(line=" gradients=[part.view_as(p) for part, p in zip(  # here")
 
 
 def said_with_the_word_line():
-    return said(line="line 13")
+    return said(line="line 22")
 
 
 @mended
@@ -288,15 +317,15 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_one_step_apart: {"symptom": "the distance grows"},
-    says_same_samples: {"symptom": "each rank took 64 of the 128 samples"},
-    says_no_symptom: {"symptom": "is no symptom. There are"},
-    the_line_of_the_wrapper: {"line": "does what it should here. Which object is called here"},
+    the_line_of_the_all_reduce: {"line": "does what it should here. Follow one gradient"},
     the_line_of_the_step: {"line": "`optimizer.step()`, does what it should"},
     a_line_that_is_not_there: {"line": "train_1 has no line 40"},
     a_text_of_several_lines: {"line": "lines have that text"},
-    a_function_alone: {"symptom": "script_1 must be a dict"},
+    a_function_alone: {"line": "script_1 must be a dict"},
     still_broken: {"copies": "Which gradient does each rank step with?"},
+    the_mean_bound_to_another_name: {"copies": "Which gradient does each rank step with?"},
+    only_the_first_parameter_is_written_back: {"copies": "Which gradient does each rank step"},
+    written_back_in_the_other_order: {"training": "Is every step made with the mean of all"},
     inside_no_sync: {"copies": "Which gradient does each rank step with?"},
     gradients_averaged_after_the_step: {"copies": "Which gradient does each rank step with?"},
     another_copy_is_trained: {"copies": "What gives rank 0's parameters to all ranks?"},
@@ -313,6 +342,11 @@ WRONG = {
     another_rate: {"training": "the rate and the optimizer of the script"},
 }
 
+_SIZES = "sizes = [parameter.numel() for parameter in parameters]"
+_SHARED, _CUT = "dist.broadcast(parameter.data, src=0)", "dist.broadcast(parameter.data, ..."
+_SAMPLER = "sampler = DistributedSampler(data, seed=1)"
+_BACK = "parameter.grad.copy_(part.view_as(parameter))"
+
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
@@ -321,7 +355,18 @@ EQUIVALENT = changes_of_losses(
 ) | {
     **EPOCHS_BACKWARDS,
     **SET_TWICE,
-    **cleared_later("replica"),
+    **cleared_later("model"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 1, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    "for parameter in parameters: -> for parameter in reversed(parameters):": FREE,
+    f"{_SIZES}; for parameter in parameters:; {_SHARED} -> "
+    f"for parameter in parameters:; {_SHARED}; {_SIZES}": FREE,
+    f"for parameter in parameters:; {_SHARED}; {_SAMPLER} -> "
+    f"{_SAMPLER}; for parameter in parameters:; {_SHARED}": FREE,
+    f"{_CUT} -> {_SHARED}; {_CUT}": TWICE,
+    f"{_CUT} -> {_SHARED}; for parameter in parameters:; {_CUT}": TWICE,
+    f"{_BACK} -> parameter.grad = part.view_as(parameter)": "`.grad` may be another tensor",
+    f"{_BACK} -> {_BACK}; for part, parameter in zip(parts, parameters, strict=True):; {_BACK}": (
+        TWICE
+    ),
 }

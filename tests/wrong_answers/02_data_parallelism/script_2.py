@@ -1,4 +1,4 @@
-"""Answers to 02/script_2: every rank goes through all the data.
+"""Answers to 02/script_2: each rank shuffles with another seed.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -24,7 +24,7 @@ from tests.wrong_answers.changed_scripts import (
     neighbours,
 )
 
-SAID = {"symptom": "same samples", "line": 4}
+SAID = {"line": 5}
 
 
 def mended(fn):
@@ -72,19 +72,15 @@ def with_a_sampler(model, data, epochs):
     trained(model, epochs, sampled(data))
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
-def says_same_order():
-    return said(symptom="same order")
+def the_line_of_the_global_seed():
+    return said(line="torch.manual_seed(seed)")
 
 
-def says_sum():
-    return said(symptom="sum")
-
-
-def the_line_of_the_generator():
-    return said(line=3)
+def the_line_of_the_epoch():
+    return said(line="sampler.set_epoch(epoch)")
 
 
 def a_text_that_is_not_there():
@@ -96,6 +92,11 @@ def a_text_that_is_not_there():
 
 @mended
 def still_broken(model, data, epochs):
+    trained(model, epochs, sampled(data, seed=2 + dist.get_rank()))
+
+
+@mended
+def all_samples_on_every_rank(model, data, epochs):
     trained(model, epochs, shuffled(data))
 
 
@@ -166,8 +167,15 @@ def a_sampler_for_two_ranks(model, data, epochs):
 
 
 @mended
-def a_sampler_with_a_seed_of_its_own(model, data, epochs):
-    trained(model, epochs, sampled(data, seed=dist.get_rank()))
+def the_rank_in_the_epoch(model, data, epochs):
+    sampler = DistributedSampler(data, seed=2)
+    loader = DataLoader(data, batch_size=16, sampler=sampler)
+
+    def of(epoch):
+        sampler.set_epoch(epoch + dist.get_rank())
+        return loader
+
+    trained(model, epochs, of)
 
 
 @mended
@@ -212,7 +220,11 @@ def a_sampler_that_is_told_the_epoch(model, data, epochs):
 
 
 def said_by_a_piece():
-    return said(line="shuffle=True, generator=order", symptom="Same_samples")
+    return said(line="DistributedSampler(data, seed")
+
+
+def said_with_the_seed():
+    return said(line="seed = 2 + dist.get_rank()")
 
 
 @mended
@@ -238,16 +250,17 @@ def dtlabs_batches(model, data, epochs):
 RIGHT = [
     a_sampler_that_is_told_the_epoch,
     said_by_a_piece,
+    said_with_the_seed,
     one_order_dealt_out,
     dtlabs_batches,
 ]
 
 WRONG = {
-    says_same_order: {"symptom": "other batches than the first"},
-    says_sum: {"symptom": "does not end there"},
-    the_line_of_the_generator: {"line": "Where is it settled which samples a rank takes?"},
+    the_line_of_the_global_seed: {"line": "so that their shares fit together"},
+    the_line_of_the_epoch: {"line": "so that their shares fit together"},
     a_text_that_is_not_there: {"line": "train_2 has no line"},
-    still_broken: {"samples": "every rank goes through all 48 samples"},
+    still_broken: {"samples": "are in no rank's batches"},
+    all_samples_on_every_rank: {"samples": "every rank goes through all 48 samples"},
     another_order_on_each_rank: {"samples": "every rank goes through all 48 samples"},
     smaller_batches: {"samples": "every rank goes through all 48 samples"},
     fewer_of_the_same_batches: {"samples": "are in no rank's batches"},
@@ -258,7 +271,7 @@ WRONG = {
     blocks_shuffled_in_themselves: {"samples": "only their order is new"},
     a_sampler_that_is_not_told_the_epoch: {"samples": "in the order of epoch 0"},
     a_sampler_for_two_ranks: {"samples": "samples are taken more than once"},
-    a_sampler_with_a_seed_of_its_own: {"samples": "are in no rank's batches"},
+    the_rank_in_the_epoch: {"samples": "are in no rank's batches"},
     a_sampler_that_drops_the_rest: {"samples": "have some repeated instead"},
     only_rank_0_trains: {"samples": ""},
     not_written: {"samples": "mended is not written yet"},

@@ -1,4 +1,4 @@
-"""Answers to 02/script_3: nobody tells the sampler which epoch it is.
+"""Answers to 02/script_3: the batches of the first epoch are kept in a list.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -17,13 +17,12 @@ from tests.wrong_answers.changed_scripts import (
     EPOCHS_BACKWARDS,
     OTHER_BATCHES,
     SET_TWICE,
-    TWO_LINES,
     changes_of_losses,
     cleared_later,
     neighbours,
 )
 
-SAID = {"symptom": "same order", "line": 8}
+SAID = {"line": 4}
 
 
 def mended(fn):
@@ -66,23 +65,15 @@ def with_epochs(model, data, epochs):
     trained(model, epochs, told(data, DistributedSampler.set_epoch))
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
-def says_same_samples():
-    return said(symptom="same samples")
+def the_line_of_the_sampler():
+    return said(line="sampler = DistributedSampler(data, shuffle=True, seed=3)")
 
 
-def says_drift():
-    return said(symptom="drift")
-
-
-def the_line_of_the_optimizer():
-    return said(line="optimizer = torch.optim.SGD(replica.parameters(), lr=0.05, momentum=0.9)")
-
-
-def the_line_of_the_loader():
-    return said(line=4)
+def the_line_of_the_epoch():
+    return said(line="sampler.set_epoch(epoch)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -90,6 +81,30 @@ def the_line_of_the_loader():
 
 @mended
 def still_broken(model, data, epochs):
+    kept = list(told(data, DistributedSampler.set_epoch)(0))
+    trained(model, epochs, lambda epoch: kept)
+
+
+@mended
+def the_list_shuffled_by_each_epoch(model, data, epochs):
+    kept = list(told(data, DistributedSampler.set_epoch)(0))
+
+    def of(epoch):
+        order = torch.randperm(len(kept), generator=torch.Generator().manual_seed(epoch))
+        return [kept[place] for place in order]
+
+    trained(model, epochs, of)
+
+
+@mended
+def a_list_for_every_second_epoch(model, data, epochs):
+    own = told(data, DistributedSampler.set_epoch)
+    kept = [list(own(0)), list(own(1))]
+    trained(model, epochs, lambda epoch: kept[epoch % 2])
+
+
+@mended
+def no_epoch_is_told(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: None))
 
 
@@ -202,18 +217,11 @@ def told_before_the_batches(model, data, epochs):
     with_epochs(model, data, epochs)
 
 
-def said_with_a_colon():
-    return said(line="for epoch in range(epochs):", symptom="SAME ORDER")
+def said_by_a_piece():
+    return said(line="list(DataLoader(data, batch_size=16")
 
 
-def said_with_the_line_above_the_batches():
-    return said(line=9)
-
-
-def said_with_the_end_of_an_epoch():
-    return {**said(line=16), "mended": told_at_the_end}
-
-
+@mended
 def told_at_the_end(model, data, epochs):
     """The epoch that comes next."""
     sampler = DistributedSampler(data, seed=3)
@@ -242,21 +250,29 @@ def another_sampler_for_each_epoch(model, data, epochs):
     trained(model, epochs, lambda epoch: told(data, lambda *_: None, seed=epoch)(epoch))
 
 
+@mended
+def a_list_for_each_epoch(model, data, epochs):
+    own = told(data, DistributedSampler.set_epoch)
+    kept = [list(own(epoch)) for epoch in range(epochs)]
+    trained(model, epochs, lambda epoch: kept[epoch])
+
+
 RIGHT = [
     told_before_the_batches,
-    said_with_a_colon,
-    said_with_the_line_above_the_batches,
-    said_with_the_end_of_an_epoch,
+    said_by_a_piece,
+    told_at_the_end,
+    a_list_for_each_epoch,
     told_through_the_loader,
     another_sampler_for_each_epoch,
 ]
 
 WRONG = {
-    says_same_samples: {"symptom": "each rank took 64 of the 128 samples"},
-    says_drift: {"symptom": "after the last step the copies were equal"},
-    the_line_of_the_optimizer: {"line": "Below which one does an epoch begin?"},
-    the_line_of_the_loader: {"line": "Below which one does an epoch begin?"},
+    the_line_of_the_sampler: {"line": "When does the loader ask the sampler"},
+    the_line_of_the_epoch: {"line": "When does the loader ask the sampler"},
     still_broken: {"order": "epoch 1 takes the samples in the order of epoch 0"},
+    the_list_shuffled_by_each_epoch: {"order": "only their order is new"},
+    a_list_for_every_second_epoch: {"order": "epoch 2 takes the samples in the order of epoch 0"},
+    no_epoch_is_told: {"order": "epoch 1 takes the samples in the order of epoch 0"},
     always_epoch_0: {"order": "epoch 1 takes the samples in the order of epoch 0"},
     the_rank_for_the_epoch: {"order": "are in no rank's batches"},
     another_epoch_on_each_rank: {"order": "are in no rank's batches"},
@@ -287,6 +303,4 @@ EQUIVALENT = changes_of_losses(
     **cleared_later("replica"),
     **neighbours("sampler = DistributedSampler(data, shuffle=True, seed={})", 3, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
-    "diagnosis_3 = {'symptom': 'same order', 'line': 8} -> "
-    "diagnosis_3 = {'symptom': 'same order', 'line': 9}": TWO_LINES,
 }

@@ -1,31 +1,31 @@
-"""Answers to 02/script_4: one rank has more batches than another, and waits for ever.
+"""Answers to 02/script_4: a rank with a loss of NaN leaves out a step that the others make.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
 """
 
-import contextlib
 import functools
-import itertools
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, DistributedSampler
 
 from dtlab.parallel.data import DataParallel
-from dtlab.training.accumulation import accumulate
 from tests.wrong_answers.changed_scripts import (
     ANOTHER_ORDER,
     EPOCHS_BACKWARDS,
     OTHER_BATCHES,
+    SET_TWICE,
+    TWICE,
+    TWO_LINES,
     changes_of_losses,
     cleared_later,
     neighbours,
 )
 
-SAID = {"symptom": "hang", "line": 10}
+SAID = {"line": 14}
 
 
 def mended(fn):
@@ -35,56 +35,40 @@ def mended(fn):
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": joined}
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": decided_together}
 
 
-def shuffled(shard, **options):
-    order = torch.Generator().manual_seed(4)
-    return DataLoader(shard, batch_size=8, shuffle=True, generator=order, **options)
-
-
-def sgd(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def step(optimizer, net, images, labels):
-    optimizer.zero_grad()
-    F.cross_entropy(net(images), labels).backward()
-    optimizer.step()
-
-
-def most(number, op=dist.ReduceOp.MAX):
-    """The largest of the ranks' numbers."""
-    both = torch.tensor(number)
-    dist.all_reduce(both, op=op)
-    return int(both)
-
-
-def trained(model, epochs, batches_of, wrap=DataParallel):
-    """SGD on the batches of each epoch."""
-    net, optimizer = wrap(model), sgd(model)
+def trained(model, data, epochs, step, *, net=None, seed=4, rate=0.1, **share):
+    """SGD by `step(optimizer, loss)`, which runs backward and steps, or does not."""
+    sampler = DistributedSampler(data, seed=seed, **share)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    net = net or DataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for epoch in range(epochs):
-        for images, labels in batches_of(epoch):
-            step(optimizer, net, images, labels)
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            step(optimizer, F.cross_entropy(net(images), labels))
 
 
-def joined(model, shard, epochs, wrap=DataParallel, **options):
-    loader, net, optimizer = shuffled(shard), wrap(model), sgd(model)
-    for _ in range(epochs):
-        with net.join(**options):
-            for images, labels in loader:
-                step(optimizer, net, images, labels)
+def all_finite(number):
+    """Whether the number is finite on all ranks."""
+    finite = number.detach().isfinite().float()
+    dist.all_reduce(finite, op=dist.ReduceOp.MIN)
+    return bool(finite)
+
+
+def if_all_are_finite(optimizer, loss):
+    if all_finite(loss):
+        loss.backward()
+        optimizer.step()
+
+
+def decided_together(model, data, epochs):
+    trained(model, data, epochs, if_all_are_finite)
 
 
 # Wrong: the diagnosis ---------------------------------------------------------------------------
-
-
-def says_drift():
-    return said(symptom="drift")
-
-
-def says_wrong_card():
-    return said(symptom="wrong card")
 
 
 def the_line_in_which_it_waits():
@@ -92,270 +76,261 @@ def the_line_in_which_it_waits():
 
 
 def the_line_of_the_wrapper():
-    return said(line=5)
+    return said(line="replica = DataParallel(model)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
 
 
 @mended
-def still_broken(model, shard, epochs):
-    loader = shuffled(shard)
-    trained(model, epochs, lambda epoch: loader)
+def still_broken(model, data, epochs):
+    def step(optimizer, loss):
+        if loss.isfinite():
+            loss.backward()
+            optimizer.step()
+
+    trained(model, data, epochs, step)
 
 
 @mended
-def a_barrier_after_each_epoch(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    for _ in range(epochs):
-        for images, labels in loader:
-            step(optimizer, net, images, labels)
+def nothing_left_out(model, data, epochs):
+    def step(optimizer, loss):
+        loss.backward()
+        optimizer.step()
+
+    trained(model, data, epochs, step)
+
+
+@mended
+def only_the_step_left_out(model, data, epochs):
+    def step(optimizer, loss):
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+
+    trained(model, data, epochs, step)
+
+
+@mended
+def a_loss_of_zero_for_it(model, data, epochs):
+    def step(optimizer, loss):
+        if not loss.isfinite():
+            loss = sum(parameter.sum() for parameter in model.parameters()) * 0
+        loss.backward()
+        optimizer.step()
+
+    trained(model, data, epochs, step)
+
+
+@mended
+def joined(model, data, epochs):
+    net = DataParallel(model)
+
+    def step(optimizer, loss):
+        if loss.isfinite():
+            loss.backward()
+            optimizer.step()
+
+    with net.join():
+        trained(model, data, epochs, step, net=net)
+
+
+@mended
+def a_barrier_instead(model, data, epochs):
+    def step(optimizer, loss):
+        if loss.isfinite():
+            loss.backward()
+            optimizer.step()
         dist.barrier()
 
-
-@mended
-def without_the_last_batch(model, shard, epochs):
-    loader = shuffled(shard, drop_last=True)
-    trained(model, epochs, lambda epoch: loader)
+    trained(model, data, epochs, step)
 
 
 @mended
-def cut_to_the_shortest(model, shard, epochs):
-    loader = shuffled(shard)
-    fewest = most(len(loader), dist.ReduceOp.MIN)
-    trained(model, epochs, lambda epoch: itertools.islice(loader, fewest))
+def rank_0_decides(model, data, epochs):
+    def step(optimizer, loss):
+        finite = loss.detach().isfinite().float()
+        dist.broadcast(finite, src=0)
+        if finite:
+            loss.backward()
+            optimizer.step()
+
+    trained(model, data, epochs, step)
 
 
 @mended
-def all_stop_with_the_first(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    for _ in range(epochs):
-        batches = iter(loader)
-        while True:
-            batch = next(batches, None)
-            if not most(int(batch is not None), dist.ReduceOp.MIN):
+def left_out_if_all_are_nan(model, data, epochs):
+    def step(optimizer, loss):
+        finite = loss.detach().isfinite().float()
+        dist.all_reduce(finite, op=dist.ReduceOp.MAX)
+        if finite:
+            loss.backward()
+            optimizer.step()
+
+    trained(model, data, epochs, step)
+
+
+@mended
+def every_second_step_left_out(model, data, epochs):
+    steps = []
+
+    def step(optimizer, loss):
+        steps.append(loss)
+        if all_finite(loss) and len(steps) % 2:
+            loss.backward()
+            optimizer.step()
+
+    trained(model, data, epochs, step)
+
+
+@mended
+def the_rest_of_the_epoch_left_out(model, data, epochs):
+    sampler = DistributedSampler(data, seed=4)
+    loader, net = DataLoader(data, batch_size=8, sampler=sampler), DataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(images), labels)
+            if not all_finite(loss):
                 break
-            step(optimizer, net, *batch)
+            loss.backward()
+            optimizer.step()
 
 
 @mended
-def shards_cut_to_the_shortest(model, shard, epochs):
-    fewest = most(len(shard), dist.ReduceOp.MIN)
-    loader = shuffled(Subset(shard, range(fewest)))
-    trained(model, epochs, lambda epoch: loader)
+def the_samples_not_shared_out(model, data, epochs):
+    trained(model, data, epochs, if_all_are_finite, num_replicas=1, rank=0)
 
 
 @mended
-def only_rank_0_trains(model, shard, epochs):
-    loader, optimizer = shuffled(shard), sgd(model)
-    for images, labels in itertools.chain(*[loader] * epochs) if dist.get_rank() == 0 else ():
-        step(optimizer, model, images, labels)
-    for parameter in model.parameters():
-        dist.broadcast(parameter.data, src=0)
-
-
-@mended
-def the_rest_is_looked_at_only(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    fewest = most(len(loader), dist.ReduceOp.MIN)
-    for _ in range(epochs):
-        for number, (images, labels) in enumerate(loader):
-            if number < fewest:
-                step(optimizer, net, images, labels)
-            else:
-                with torch.no_grad():
-                    model(images)
-
-
-@mended
-def not_written(model, shard, epochs):
+def not_written(model, data, epochs):
     raise NotImplementedError()
 
 
 @mended
-def the_rest_in_no_sync(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    fewest = most(len(loader), dist.ReduceOp.MIN)
-    for _ in range(epochs):
-        for number, (images, labels) in enumerate(loader):
-            with net.no_sync() if number >= fewest else contextlib.nullcontext():
-                step(optimizer, net, images, labels)
-
-
-@mended
-def round_again_to_the_longest(model, shard, epochs):
-    loader = shuffled(shard)
-    longest = most(len(loader))
-
-    def of(epoch):
-        return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), longest)
-
-    trained(model, epochs, of)
-
-
-@mended
-def the_last_batch_again(model, shard, epochs):
-    loader = shuffled(shard)
-    longest = most(len(loader))
-
-    def of(epoch):
-        batches = list(loader)
-        return batches + batches[-1:] * (longest - len(batches))
-
-    trained(model, epochs, of)
-
-
-@mended
-def who_is_through_makes_no_step(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    longest = most(len(loader))
-    for _ in range(epochs):
-        for images, labels in itertools.islice(itertools.chain(loader, empty(shard)), longest):
-            optimizer.zero_grad()
-            F.cross_entropy(net(images), labels, reduction="sum").div(8).backward()
-            if len(images):
-                optimizer.step()
-
-
-@mended
-def summed_over_a_batch(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    for _ in range(epochs):
-        with net.join():
-            for images, labels in loader:
-                optimizer.zero_grad()
-                F.cross_entropy(net(images), labels, reduction="sum").backward()
-                optimizer.step()
-
-
-@mended
-def parameters_averaged_after_each_epoch(model, shard, epochs):
+def each_rank_by_itself(model, data, epochs):
     DataParallel(model)
-    loader, optimizer = shuffled(shard), sgd(model)
-    for _ in range(epochs):
-        for images, labels in loader:
-            step(optimizer, model, images, labels)
+    trained(model, data, epochs, if_all_are_finite, net=model)
+
+
+@mended
+def parameters_of_rank_0_after_each_step(model, data, epochs):
+    DataParallel(model)
+
+    def step(optimizer, loss):
+        if_all_are_finite(optimizer, loss)
         for parameter in model.parameters():
-            dist.all_reduce(parameter.data)
-            parameter.data /= dist.get_world_size()
+            dist.broadcast(parameter.data, src=0)
+
+    trained(model, data, epochs, step, net=model)
 
 
-def empty(shard):
-    """Batches of no samples, without end."""
-    images, labels = shard[:1]
-    return itertools.repeat((images[:0], labels[:0]))
+@mended
+def another_rate(model, data, epochs):
+    trained(model, data, epochs, if_all_are_finite, rate=0.2)
+
+
+@mended
+def a_loss_counted_twice(model, data, epochs):
+    def step(optimizer, loss):
+        if all_finite(loss):
+            (loss * 2).backward()
+            optimizer.step()
+
+    trained(model, data, epochs, step)
 
 
 # Right, written differently ---------------------------------------------------------------------
 
 
 @mended
-def joined_in_each_epoch(model, shard, epochs):
-    joined(model, shard, epochs)
+def decided_by_all_ranks(model, data, epochs):
+    decided_together(model, data, epochs)
 
 
-def said_by_text():
-    return said(line="for images, labels in loader", symptom="Hang")
-
-
-@mended
-def joined_once(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    with net.join():
-        for _ in range(epochs):
-            for images, labels in loader:
-                step(optimizer, net, images, labels)
+def said_with_the_other_line():
+    return said(line="continue")
 
 
 @mended
-def divided_by_those_that_have_a_batch(model, shard, epochs):
-    joined(model, shard, epochs, divide_by_initial_world_size=False)
-
-
-@mended
-def pytorchs_wrapper(model, shard, epochs):
-    joined(model, shard, epochs, wrap=DDP)
-
-
-@mended
-def batches_of_no_samples(model, shard, epochs):
-    loader = shuffled(shard)
-    longest = most(len(loader))
-    trained(
-        model, epochs, lambda _: itertools.islice(itertools.chain(loader, empty(shard)), longest)
-    )
-
-
-@mended
-def the_mean_of_all_samples(model, shard, epochs):
-    loader, net, optimizer = shuffled(shard), DataParallel(model), sgd(model)
-    longest = most(len(loader))
-
-    def loss_sum(net, batch):
-        return F.cross_entropy(net(batch[0]), batch[1], reduction="sum")
-
-    for _ in range(epochs):
-        for batch in itertools.islice(itertools.chain(loader, empty(shard)), longest):
-            optimizer.zero_grad()
-            accumulate(net, [batch], loss_sum)
+def by_the_mean_of_the_losses(model, data, epochs):
+    def step(optimizer, loss):
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        if mean.isfinite():
+            loss.backward()
             optimizer.step()
 
+    trained(model, data, epochs, step)
+
 
 @mended
-def as_many_batches_on_every_rank(model, shard, epochs):
-    parts, draw = most(-(-len(shard) // 8)), torch.Generator().manual_seed(4)
+def backward_first_then_by_the_gradient(model, data, epochs):
+    def step(optimizer, loss):
+        loss.backward()
+        if all(parameter.grad.isfinite().all() for parameter in model.parameters()):
+            optimizer.step()
 
-    def of(epoch):
-        order = torch.randperm(len(shard), generator=draw)
-        return [shard[part] for part in order.tensor_split(parts)]
+    trained(model, data, epochs, step)
 
-    trained(model, epochs, of)
+
+@mended
+def pytorchs_wrapper(model, data, epochs):
+    def step(optimizer, loss):
+        loss.backward()
+        if all_finite(loss):
+            optimizer.step()
+
+    trained(model, data, epochs, step, net=DDP(model))
 
 
 RIGHT = [
-    joined_in_each_epoch,
-    said_by_text,
-    joined_once,
-    divided_by_those_that_have_a_batch,
+    decided_by_all_ranks,
+    said_with_the_other_line,
+    by_the_mean_of_the_losses,
+    backward_first_then_by_the_gradient,
     pytorchs_wrapper,
-    batches_of_no_samples,
-    the_mean_of_all_samples,
-    as_many_batches_on_every_rank,
 ]
 
 WRONG = {
-    says_drift: {"symptom": "the ranks did not finish"},
-    says_wrong_card: {"symptom": "no rank asked for a card"},
-    the_line_in_which_it_waits: {"line": "runs more often on one rank than on another"},
-    the_line_of_the_wrapper: {"line": "runs more often on one rank than on another"},
-    still_broken: {"samples": "the ranks did not finish"},
-    a_barrier_after_each_epoch: {"samples": "2 ranks"},
-    without_the_last_batch: {"samples": "the ranks did not finish"},
-    cut_to_the_shortest: {"samples": "The ranks no longer hang"},
-    all_stop_with_the_first: {"samples": "rank 1 leaves out"},
-    shards_cut_to_the_shortest: {"samples": "each must use all its samples"},
-    only_rank_0_trains: {"samples": "rank 1 leaves out"},
-    the_rest_is_looked_at_only: {"samples": "rank 1 leaves out"},
-    not_written: {"samples": "mended is not written yet"},
-    the_rest_in_no_sync: {"training": "Which gradient does each rank step with?"},
-    round_again_to_the_longest: {"training": "and they count twice"},
-    the_last_batch_again: {"training": "and they count twice"},
-    who_is_through_makes_no_step: {"training": "Which gradient does each rank step with?"},
-    summed_over_a_batch: {"training": "What does a rank that has no batch left add to the mean"},
-    parameters_averaged_after_each_epoch: {
-        "training": "What does a rank that has no batch left add to the mean"
-    },
+    the_line_in_which_it_waits: {"line": "Which line decides how many a rank calls?"},
+    the_line_of_the_wrapper: {"line": "Which line decides how many a rank calls?"},
+    still_broken: {"steps": "the ranks did not finish"},
+    nothing_left_out: {"steps": "NaN is in the parameters"},
+    only_the_step_left_out: {"steps": "NaN is in the parameters"},
+    a_loss_of_zero_for_it: {"steps": "in which a loss is NaN"},
+    joined: {"steps": ""},
+    a_barrier_instead: {"steps": ""},
+    rank_0_decides: {"steps": ""},
+    left_out_if_all_are_nan: {"steps": "NaN is in the parameters"},
+    every_second_step_left_out: {"steps": "in which all losses are finite"},
+    the_rest_of_the_epoch_left_out: {"steps": "forward passes in 3 epochs"},
+    the_samples_not_shared_out: {"steps": "every rank goes through all"},
+    not_written: {"steps": "mended is not written yet"},
+    each_rank_by_itself: {"training": "Which gradient does each rank step with?"},
+    parameters_of_rank_0_after_each_step: {"training": "one and the same step"},
+    another_rate: {"training": "one and the same step"},
+    a_loss_counted_twice: {"training": "one and the same step"},
 }
 
+_DECIDE = "dist.all_reduce(finite, op=dist.ReduceOp.MIN)"
+
 EQUIVALENT = changes_of_losses(
-    "with replica.join():; for images, labels in loader:; ... -> losses.append(total / "
-    "len(loader)); with replica.join():; ...",
+    "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
     "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
 ) | {
     **EPOCHS_BACKWARDS,
+    **SET_TWICE,
     **cleared_later("replica"),
-    **neighbours("order = torch.Generator().manual_seed({})", 4, ANOTHER_ORDER),
-    **neighbours(
-        "... DataLoader(shard, batch_size={}, shuffle=True, generator=order)", 8, OTHER_BATCHES
+    **neighbours("sampler = DistributedSampler(data, seed={})", 4, ANOTHER_ORDER),
+    **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 8, OTHER_BATCHES),
+    "diagnosis_4 = {'line': 14} -> diagnosis_4 = {'line': 15}": TWO_LINES,
+    f"{_DECIDE} -> {_DECIDE}; {_DECIDE}": TWICE,
+    "if not finite:; continue; loss.backward() -> loss.backward(); if not finite:; continue": (
+        "all ranks run backward, and leave out the step"
     ),
 }

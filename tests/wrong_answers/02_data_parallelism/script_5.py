@@ -1,4 +1,4 @@
-"""Answers to 02/script_5: a hook that averages the parameter, not its gradient.
+"""Answers to 02/script_5: each rank clips its gradient before it is averaged.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.wrong_answers.changed_scripts import (
@@ -19,13 +20,12 @@ from tests.wrong_answers.changed_scripts import (
     OTHER_BATCHES,
     SET_TWICE,
     TWICE,
-    TWO_LINES,
     changes_of_losses,
     cleared_later,
     neighbours,
 )
 
-SAID = {"symptom": "one step apart", "line": 6}
+SAID = {"line": 16}
 
 
 def mended(fn):
@@ -48,277 +48,274 @@ def averaged(tensor):
     tensor /= dist.get_world_size()
 
 
-def hooked(model, hook):
-    """The start of rank 0, and this hook on every parameter."""
-    share_start(model)
+def gradients_averaged(model):
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(hook)
+        averaged(parameter.grad)
 
 
-def trained(model, data, epochs, *, net=None, sampler=None, before_step=None, after_step=None):
-    """Adam, with something before or after each step."""
+def clipped(model, length=0.6):
+    clip_grad_norm_(model.parameters(), length)
+
+
+def trained(model, data, epochs, *before_step, net=None, sampler=None, after_step=None, rate=0.5):
+    """SGD from rank 0's start; each function of `before_step` is called with the model."""
+    share_start(model)
     sampler = sampler or DistributedSampler(data, seed=5)
     loader = DataLoader(data, batch_size=16, sampler=sampler)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, eps=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for images, labels in loader:
             optimizer.zero_grad()
             F.cross_entropy((net or model)(images), labels).backward()
-            if before_step is not None:
-                before_step()
+            for change in before_step:
+                change(model)
             optimizer.step()
             if after_step is not None:
                 after_step()
 
 
-def with_gradients(model, data, epochs):
-    hooked(model, lambda parameter: averaged(parameter.grad))
-    trained(model, data, epochs)
+def with_gradients(model, data, epochs, max_norm):
+    trained(model, data, epochs, gradients_averaged, clipped)
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
-
-
-def says_drift():
-    return said(symptom="drift")
-
-
-def says_sum():
-    return said(symptom="sum")
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
 def the_line_of_the_start():
     return said(line="dist.broadcast(parameter.data, src=0)")
 
 
-def the_line_of_the_registration():
-    return said(line=11)
+def the_line_of_the_all_reduce():
+    return said(line="dist.all_reduce(parameter.grad)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
 
 
 @mended
-def still_broken(model, data, epochs):
-    hooked(model, lambda parameter: averaged(parameter.data))
-    trained(model, data, epochs)
+def still_broken(model, data, epochs, max_norm):
+    trained(model, data, epochs, clipped, gradients_averaged)
 
 
 @mended
-def without_hooks(model, data, epochs):
-    share_start(model)
-    trained(model, data, epochs)
+def not_averaged(model, data, epochs, max_norm):
+    trained(model, data, epochs, clipped)
 
 
 @mended
-def only_matrices(model, data, epochs):
-    hooked(model, lambda one: averaged(one.grad) if one.ndim > 1 else None)
-    trained(model, data, epochs)
+def averaged_before_backward(model, data, epochs, max_norm):
+    net = DDP(model)
+    trained(model, data, epochs, clipped, net=lambda images: net.module(images))
 
 
 @mended
-def divided_only(model, data, epochs):
-    def hook(parameter):
-        parameter.grad /= dist.get_world_size()
-
-    hooked(model, hook)
-    trained(model, data, epochs)
-
-
-@mended
-def a_copy_of_the_gradient(model, data, epochs):
-    hooked(model, lambda parameter: averaged(parameter.grad.clone()))
-    trained(model, data, epochs)
-
-
-@mended
-def gradients_after_the_step(model, data, epochs):
-    share_start(model)
-
-    def after():
+def only_matrices_are_averaged(model, data, epochs, max_norm):
+    def change(model):
         for parameter in model.parameters():
-            averaged(parameter.grad)
+            if parameter.ndim > 1:
+                averaged(parameter.grad)
 
-    trained(model, data, epochs, after_step=after)
-
-
-@mended
-def every_rank_keeps_its_start(model, data, epochs):
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda one: averaged(one.grad))
-    trained(model, data, epochs)
+    trained(model, data, epochs, change, clipped)
 
 
 @mended
-def each_adds_up_from_itself_on(model, data, epochs):
+def every_rank_keeps_its_start(model, data, epochs, max_norm):
+    loader = DataLoader(data, 16, sampler=DistributedSampler(data, seed=5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for epoch in range(epochs):
+        loader.sampler.set_epoch(epoch)
+        for images, labels in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            gradients_averaged(model)
+            clipped(model)
+            optimizer.step()
+
+
+@mended
+def each_adds_up_from_itself_on(model, data, epochs, max_norm):
     rank, size = dist.get_rank(), dist.get_world_size()
 
-    def hook(parameter):
-        parts = [torch.empty_like(parameter) for _ in range(size)]
-        dist.all_gather(parts, parameter.grad)
-        others = (parts[(rank + k) % size] for k in range(1, size))
-        parameter.grad = sum(others, parts[rank]) / size
+    def change(model):
+        for parameter in model.parameters():
+            parts = [torch.empty_like(parameter) for _ in range(size)]
+            dist.all_gather(parts, parameter.grad)
+            others = (parts[(rank + k) % size] for k in range(1, size))
+            parameter.grad = sum(others, parts[rank]) / size
 
-    hooked(model, hook)
-    trained(model, data, epochs)
+    trained(model, data, epochs, change, clipped)
 
 
 @mended
-def not_written(model, data, epochs):
+def not_written(model, data, epochs, max_norm):
     raise NotImplementedError()
 
 
 @mended
-def parameters_after_the_step(model, data, epochs):
-    share_start(model)
+def clipped_twice(model, data, epochs, max_norm):
+    trained(model, data, epochs, clipped, gradients_averaged, clipped)
 
+
+@mended
+def not_clipped(model, data, epochs, max_norm):
+    trained(model, data, epochs, gradients_averaged)
+
+
+@mended
+def clipped_after_the_sum(model, data, epochs, max_norm):
+    def added(model):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+
+    def divided(model):
+        for parameter in model.parameters():
+            parameter.grad /= dist.get_world_size()
+
+    trained(model, data, epochs, added, clipped, divided)
+
+
+@mended
+def a_longer_limit_for_each_rank(model, data, epochs, max_norm):
+    size = dist.get_world_size()
+    trained(model, data, epochs, lambda model: clipped(model, 0.6 * size), gradients_averaged)
+
+
+@mended
+def every_parameter_by_itself(model, data, epochs, max_norm):
+    def change(model):
+        for parameter in model.parameters():
+            clip_grad_norm_([parameter], 0.6)
+
+    trained(model, data, epochs, gradients_averaged, change)
+
+
+@mended
+def by_value(model, data, epochs, max_norm):
+    trained(
+        model, data, epochs, gradients_averaged,
+        lambda model: clip_grad_value_(model.parameters(), 0.6),
+    )  # fmt: skip
+
+
+@mended
+def always_scaled_to_the_limit(model, data, epochs, max_norm):
+    def change(model):
+        length = torch.stack([one.grad.norm() for one in model.parameters()]).norm()
+        for parameter in model.parameters():
+            parameter.grad *= 0.6 / length
+
+    trained(model, data, epochs, gradients_averaged, change)
+
+
+@mended
+def the_gradient_of_rank_0(model, data, epochs, max_norm):
+    def change(model):
+        for parameter in model.parameters():
+            dist.broadcast(parameter.grad, src=0)
+
+    trained(model, data, epochs, change, clipped)
+
+
+@mended
+def parameters_averaged_after_the_step(model, data, epochs, max_norm):
     def after():
         for parameter in model.parameters():
             averaged(parameter.data)
 
-    trained(model, data, epochs, after_step=after)
+    trained(model, data, epochs, clipped, after_step=after)
 
 
 @mended
-def parameters_of_rank_0_after_the_step(model, data, epochs):
-    share_start(model)
-    trained(model, data, epochs, after_step=lambda: share_start(model))
+def a_higher_rate(model, data, epochs, max_norm):
+    trained(model, data, epochs, clipped, gradients_averaged, rate=0.7)
 
 
 @mended
-def parameters_once_more_in_the_end(model, data, epochs):
-    hooked(model, lambda parameter: averaged(parameter.data))
-    trained(model, data, epochs)
-    share_start(model)
-
-
-@mended
-def summed_and_not_divided(model, data, epochs):
-    hooked(model, lambda parameter: dist.all_reduce(parameter.grad))
-    trained(model, data, epochs)
-
-
-@mended
-def divided_twice(model, data, epochs):
-    def hook(parameter):
-        parameter.grad /= dist.get_world_size()
-        averaged(parameter.grad)
-
-    hooked(model, hook)
-    trained(model, data, epochs)
-
-
-@mended
-def the_gradient_of_rank_0(model, data, epochs):
-    hooked(model, lambda parameter: dist.broadcast(parameter.grad, src=0))
-    trained(model, data, epochs)
-
-
-@mended
-def the_parameters_as_well(model, data, epochs):
-    def average(parameter):
-        averaged(parameter.grad)
-        averaged(parameter.data)
-
-    hooked(model, average)
-    trained(model, data, epochs)
-
-
-@mended
-def the_same_samples_everywhere(model, data, epochs):
-    share_start(model)
-    trained(model, data, epochs, sampler=DistributedSampler(data, 1, 0))
+def the_same_samples_everywhere(model, data, epochs, max_norm):
+    trained(
+        model, data, epochs, gradients_averaged, clipped, sampler=DistributedSampler(data, 1, 0)
+    )
 
 
 # Right, written differently ---------------------------------------------------------------------
 
 
 @mended
-def the_gradient_is_averaged(model, data, epochs):
-    with_gradients(model, data, epochs)
+def clipped_after_averaging(model, data, epochs, max_norm):
+    with_gradients(model, data, epochs, max_norm)
 
 
-def said_with_the_other_line():
-    return said(line="parameter.data /= size")
-
-
-@mended
-def before_it_is_added(model, data, epochs):
-    def hook(gradient):
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient / dist.get_world_size()
-
-    share_start(model)
-    for parameter in model.parameters():
-        parameter.register_hook(hook)
-    trained(model, data, epochs)
+def said_by_text():
+    return said(line="clip_grad_norm_(model.parameters(), max_norm)")
 
 
 @mended
-def all_of_them_before_the_step(model, data, epochs):
-    share_start(model)
-
-    def before():
-        for parameter in model.parameters():
-            averaged(parameter.grad)
-
-    trained(model, data, epochs, before_step=before)
+def pytorchs_wrapper(model, data, epochs, max_norm):
+    trained(model, data, epochs, clipped, net=DDP(model))
 
 
 @mended
-def in_one_piece(model, data, epochs):
-    share_start(model)
-
-    def before():
+def by_hand_in_one_piece(model, data, epochs, max_norm):
+    def change(model):
         gradients = [parameter.grad for parameter in model.parameters()]
         flat = torch.cat([one.flatten() for one in gradients])
         averaged(flat)
-        parts = flat.split([one.numel() for one in gradients])
-        for one, part in zip(gradients, parts, strict=True):
+        flat *= (0.6 / flat.norm()).clamp(max=1)
+        for one, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             one.copy_(part.view_as(one))
 
-    trained(model, data, epochs, before_step=before)
+    trained(model, data, epochs, change)
 
 
 @mended
-def pytorchs_wrapper(model, data, epochs):
-    trained(model, data, epochs, net=DDP(model))
+def a_longer_limit_for_the_sum(model, data, epochs, max_norm):
+    size = dist.get_world_size()
+
+    def added(model):
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        clipped(model, 0.6 * size)
+        for parameter in model.parameters():
+            parameter.grad /= size
+
+    trained(model, data, epochs, added)
 
 
 RIGHT = [
-    the_gradient_is_averaged,
-    said_with_the_other_line,
-    before_it_is_added,
-    all_of_them_before_the_step,
-    in_one_piece,
+    clipped_after_averaging,
+    said_by_text,
     pytorchs_wrapper,
+    by_hand_in_one_piece,
+    a_longer_limit_for_the_sum,
 ]
 
 WRONG = {
-    says_drift: {"symptom": "the distance does not grow"},
-    says_sum: {"symptom": "the sum of the ranks' gradients does not end there"},
-    the_line_of_the_start: {"line": "before the optimizer steps, or after it"},
-    the_line_of_the_registration: {"line": "What is averaged, and when"},
-    still_broken: {"copies": "Which gradient does each rank step with?"},
-    without_hooks: {"copies": "Which gradient does each rank step with?"},
-    only_matrices: {"copies": "Which gradient does each rank step with?"},
-    divided_only: {"copies": "Which gradient does each rank step with?"},
-    a_copy_of_the_gradient: {"copies": "Which gradient does each rank step with?"},
-    gradients_after_the_step: {"copies": "Which gradient does each rank step with?"},
+    the_line_of_the_start: {"line": "Which line sets a length?"},
+    the_line_of_the_all_reduce: {"line": "Which line sets a length?"},
+    still_broken: {"training": "gradients that each rank has clipped by itself"},
+    not_averaged: {"copies": "Which gradient does each rank step with?"},
+    averaged_before_backward: {"copies": "Which gradient does each rank step with?"},
+    only_matrices_are_averaged: {"copies": "Which gradient does each rank step with?"},
     every_rank_keeps_its_start: {"copies": "What gives rank 0's parameters to all ranks?"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
     not_written: {"copies": "mended is not written yet"},
-    parameters_after_the_step: {"training": "averaged after each rank has made its own step"},
-    parameters_of_rank_0_after_the_step: {"training": "training on rank 0's samples alone"},
-    parameters_once_more_in_the_end: {"training": "Is every step made with the mean of all"},
-    summed_and_not_divided: {"training": "They step with the sum of the ranks' gradients"},
-    divided_twice: {"training": "Is every step made with the mean of all"},
+    clipped_twice: {"training": "gradients that each rank has clipped by itself"},
+    not_clipped: {"training": "the rate and the optimizer of the script"},
+    clipped_after_the_sum: {"training": "the rate and the optimizer of the script"},
+    a_longer_limit_for_each_rank: {"training": "the rate and the optimizer of the script"},
+    every_parameter_by_itself: {"training": "the rate and the optimizer of the script"},
+    by_value: {"training": "the rate and the optimizer of the script"},
+    always_scaled_to_the_limit: {"training": "They step with the sum of the ranks' gradients"},
     the_gradient_of_rank_0: {"training": "training on rank 0's samples alone"},
-    the_parameters_as_well: {"training": "What else is averaged, and what for?"},
+    parameters_averaged_after_the_step: {"training": "each rank has clipped by itself"},
+    a_higher_rate: {"training": "the rate and the optimizer of the script"},
     the_same_samples_everywhere: {"training": "every rank goes through all 48 samples"},
 }
+
+_SHARED, _CUT = "dist.broadcast(parameter.data, src=0)", "dist.broadcast(parameter.data, ..."
+_SAMPLER = "sampler = DistributedSampler(data, seed=5)"
+_SUM, _MEAN = "dist.all_reduce(parameter.grad)", "parameter.grad /= dist.get_world_size()"
 
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
@@ -331,21 +328,17 @@ EQUIVALENT = changes_of_losses(
     **cleared_later("model"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 5, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
-    "diagnosis_5 = {'symptom': 'one step apart', 'line': 6} -> "
-    "diagnosis_5 = {'symptom': 'one step apart', 'line': 7}": TWO_LINES,
-    "dist.all_reduce(parameter.grad); parameter.grad /= size -> "
-    "parameter.grad /= size; dist.all_reduce(parameter.grad)": (
-        "to divide first or last is the same up to rounding"
-    ),
-    "parameter.grad /= size -> parameter.grad = parameter.grad / size": (
+    f"{_MEAN} -> parameter.grad = parameter.grad / dist.get_world_size()": (
         "`.grad` may be another tensor"
     ),
-    "for parameter in model.parameters():; dist.broadcast(parameter.data, src=0); ... -> "
-    "sampler = DistributedSampler(data, seed=5); for parameter in model.parameters():; ...": FREE,
-    "dist.broadcast(parameter.data, src=0); "
-    "parameter.register_post_accumulate_grad_hook(average) -> "
-    "parameter.register_post_accumulate_grad_hook(average); "
-    "dist.broadcast(parameter.data, src=0)": FREE,
-    "dist.broadcast(parameter.data, ... -> dist.broadcast(parameter.data, src=0); "
-    "dist.broadcast(parameter.data, ...": TWICE,
+    f"{_SUM}; {_MEAN} -> {_MEAN}; {_SUM}": "to divide first or last is the same up to rounding",
+    f"{_MEAN} -> {_MEAN}; for parameter in model.parameters():; ...": (
+        "the mean of equal gradients is that gradient"
+    ),
+    f"for parameter in model.parameters():; {_SHARED}; {_SAMPLER} -> "
+    f"{_SAMPLER}; for parameter in model.parameters():; {_SHARED}": FREE,
+    f"{_CUT} -> {_SHARED}; {_CUT}": TWICE,
+    f"{_CUT} -> {_SHARED}; for parameter in model.parameters():; {_CUT}": TWICE,
+    "clip_grad_norm_(model.parameters(), ... -> clip_grad_norm_(model.parameters(), max_norm); "
+    "clip_grad_norm_(model.parameters(), ...": TWICE,
 }

@@ -1,4 +1,6 @@
-"""Answers to 02/script_6: the forward pass is outside of no_sync, so every microbatch sends.
+"""Answers to 02/script_6: gradients are cleared too often, and the losses are not divided.
+
+Mending only one of the two makes steps too short or too long, as they were not before.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -25,7 +27,7 @@ from tests.wrong_answers.changed_scripts import (
     neighbours,
 )
 
-SAID = {"symptom": "too many bytes", "line": 12}
+SAID = {"line": 13}
 
 
 def mended(fn):
@@ -69,23 +71,15 @@ def with_the_forward_pass(model, data, epochs, accumulate):
     trained(model, data, epochs, accumulate, quiet=lambda number: number % accumulate)
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
-
-
-def says_piled_up():
-    return said(symptom="piled up")
-
-
-def says_one_step_apart():
-    return said(symptom="one step apart")
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
 def the_line_of_the_condition():
-    return said(line=14)
+    return said(line="if last:")
 
 
-def the_line_of_zero_grad():
-    return said(line="optimizer.zero_grad()")
+def the_line_of_the_context():
+    return said(line="with nullcontext() if last else replica.no_sync():")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -93,6 +87,33 @@ def the_line_of_zero_grad():
 
 @mended
 def still_broken(model, data, epochs, accumulate):
+    with_share(model, data, epochs, accumulate, share=1, zero=True)
+
+
+@mended
+def only_the_division_is_mended(model, data, epochs, accumulate):
+    with_share(model, data, epochs, accumulate, share=accumulate, zero=True)
+
+
+@mended
+def only_the_clearing_is_mended(model, data, epochs, accumulate):
+    with_share(model, data, epochs, accumulate, share=1)
+
+
+@mended
+def a_smaller_rate_for_the_sum(model, data, epochs, accumulate):
+    net, optimizer = DDP(model), sgd(model, 0.1 / dist.get_world_size())
+    for loader in epochs_of(data, epochs):
+        for number, (images, labels) in enumerate(loader, start=1):
+            with net.no_sync() if number % accumulate else contextlib.nullcontext():
+                F.cross_entropy(net(images), labels).backward()
+            if number % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+@mended
+def the_forward_pass_outside(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
     for loader in epochs_of(data, epochs):
         for number, (images, labels) in enumerate(loader, start=1):
@@ -149,22 +170,14 @@ def the_first_one_sends(model, data, epochs, accumulate):
 
 
 @mended
-def a_sum_over_the_micro_batches(model, data, epochs, accumulate):
-    with_share(model, data, epochs, accumulate, share=1)
-
-
-@mended
 def divided_by_the_ranks_too(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=accumulate * dist.get_world_size())
 
 
-def with_share(model, data, epochs, accumulate, share):
-    trained(model, data, epochs, accumulate, quiet=lambda n: n % accumulate, share=share)
-
-
-@mended
-def zeroed_for_each_micro_batch(model, data, epochs, accumulate):
-    trained(model, data, epochs, accumulate, quiet=lambda n: n % accumulate, share=1, zero=True)
+def with_share(model, data, epochs, accumulate, share, zero=False):
+    trained(
+        model, data, epochs, accumulate, quiet=lambda n: n % accumulate, share=share, zero=zero
+    )
 
 
 @mended
@@ -223,7 +236,7 @@ def the_forward_pass_inside(model, data, epochs, accumulate):
 
 
 def said_with_the_other_line():
-    return said(line="with replica.no_sync():", symptom="Too many  bytes")
+    return said(line="loss = F.cross_entropy(replica(images), labels)")
 
 
 @mended
@@ -248,17 +261,18 @@ def dtlabs_accumulate(model, data, epochs, accumulate):
 
 @mended
 def averaged_by_hand(model, data, epochs, accumulate):
-    DDP(model)
-    optimizer = sgd(model)
+    parameters, optimizer = list(model.parameters()), sgd(model)
+    for parameter in parameters:
+        dist.broadcast(parameter.data, src=0)
     for loader in epochs_of(data, epochs):
-        for number, (images, labels) in enumerate(loader, start=1):
-            (F.cross_entropy(model(images), labels) / accumulate).backward()
-            if number % accumulate == 0:
-                for parameter in model.parameters():
-                    dist.all_reduce(parameter.grad)
-                    parameter.grad /= dist.get_world_size()
-                optimizer.step()
-                optimizer.zero_grad()
+        for micro_batches in per_step(loader, accumulate):
+            for images, labels in micro_batches:
+                F.cross_entropy(model(images), labels).backward()
+            for parameter in parameters:
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= accumulate * dist.get_world_size()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 @mended
@@ -283,11 +297,13 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_piled_up: {"symptom": "does not end there"},
-    says_one_step_apart: {"symptom": "after the last step the copies were equal"},
-    the_line_of_the_condition: {"line": "When does DDP decide"},
-    the_line_of_zero_grad: {"line": "When does DDP decide"},
-    still_broken: {"traffic": "is it inside `no_sync` by then?"},
+    the_line_of_the_condition: {"line": "Which microbatches are in `.grad`"},
+    the_line_of_the_context: {"line": "Which microbatches are in `.grad`"},
+    still_broken: {"training": "step with the last microbatch of each step alone."},
+    only_the_division_is_mended: {"training": "alone, and it counts as one of several"},
+    only_the_clearing_is_mended: {"training": "the sum over the microbatches, not with the mean"},
+    a_smaller_rate_for_the_sum: {"training": "off by"},
+    the_forward_pass_outside: {"traffic": "is it inside `no_sync` by then?"},
     without_no_sync: {"traffic": "is it inside `no_sync` by then?"},
     the_other_way_round: {"traffic": "is it inside `no_sync` by then?"},
     always_in_no_sync: {"traffic": "Something must be sent in every step"},
@@ -295,9 +311,7 @@ WRONG = {
     parameters_besides: {"traffic": "is it inside `no_sync` by then?"},
     not_written: {"traffic": "mended is not written yet"},
     the_first_one_sends: {"training": "Which gradient does each rank step with?"},
-    a_sum_over_the_micro_batches: {"training": "the sum over the microbatches"},
     divided_by_the_ranks_too: {"training": "Is every step made with the mean of all"},
-    zeroed_for_each_micro_batch: {"training": "the last microbatch of each step alone"},
     in_one_large_batch: {"training": "a forward pass takes 32 samples at once"},
     the_other_micro_batches_left_out: {"training": "are in no rank's batches"},
     own_steps_and_a_mean_of_parameters: {"training": "Is every step made with the mean of all"},
@@ -310,9 +324,9 @@ EQUIVALENT = dict.fromkeys(
         "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
         "total = 0.0 -> total = 1.0",
         "total = 0.0 -> total = -1.0",
-        "for number, (images, labels) in enumerate(loader, start=1):; if "
-        "number % accumulate == 0:; "
-        "..."
+        "total += loss.item(); if last:; ... -> if last:; optimizer.step(); ...",
+        "for number, (images, labels) in enumerate(loader, start=1):; "
+        "last = number % accumulate == 0; ..."
         " -> losses.append(total * accumulate / len(loader)); for number, (images, labels) in enumerate(loader, start=1):; ...",  # noqa: E501
         "total += loss.item() -> total -= loss.item()",
         "total += loss.item() -> nothing",

@@ -1,4 +1,4 @@
-"""Answers to 02/script_7: gradients are never set to zero, so they pile up.
+"""Answers to 02/script_7: DDP does not average a layer that was frozen when it was created.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -12,18 +12,19 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler
 
+from dtlab.parallel.data import DataParallel
 from tests.wrong_answers.changed_scripts import (
     ANOTHER_ORDER,
-    CLEARED_TWICE,
-    EPOCHS_BACKWARDS,
+    FREE,
     OTHER_BATCHES,
     SET_TWICE,
-    TWO_LINES,
+    TWICE,
     changes_of_losses,
+    cleared_later,
     neighbours,
 )
 
-SAID = {"symptom": "piled up", "line": 14}
+SAID = {"line": 7}
 
 
 def mended(fn):
@@ -33,56 +34,60 @@ def mended(fn):
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_zeroes}
+    return {"diagnosis": {**SAID, **diagnosis}, "mended": wrapped_again}
 
 
-def nothing(optimizer):
-    """In the place of what could be done there."""
-
-
-def trained(
-    model, data, epochs, *, first=nothing, middle=nothing, last=nothing, net=None, rate=0.5
-):
-    """SGD; `first` comes before forward, `middle` before the step, `last` after it."""
-    net = net or DDP(model)
-    sampler = DistributedSampler(data, seed=7)
+def trained(model, data, epochs, net_of, *, before_step=None, after_step=None, rate=0.5, seed=7):
+    """SGD; `net_of(epoch)` returns what is called in an epoch."""
+    sampler = DistributedSampler(data, seed=seed)
     loader = DataLoader(data, batch_size=16, sampler=sampler)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
+        net = net_of(epoch)
         for images, labels in loader:
-            first(optimizer)
+            optimizer.zero_grad()
             F.cross_entropy(net(images), labels).backward()
-            middle(optimizer)
+            if before_step is not None:
+                before_step(epoch)
             optimizer.step()
-            last(optimizer)
+            if after_step is not None:
+                after_step(epoch)
 
 
-def zero(optimizer):
-    optimizer.zero_grad()
+def freezing(model, wrap=DDP, again=True, until=1):
+    """Layer 0 is frozen before epoch `until`; the wrapper is made anew then, or not."""
+    first = model.layers[0].requires_grad_(False)
+    nets = [wrap(model)]
+
+    def net_of(epoch):
+        if epoch == until:
+            first.requires_grad_(True)
+            if again:
+                nets.append(wrap(model))
+        return nets[-1]
+
+    return net_of
 
 
-def with_zeroes(model, data, epochs):
-    trained(model, data, epochs, first=zero)
+def averaged(tensor):
+    dist.all_reduce(tensor)
+    tensor /= dist.get_world_size()
+
+
+def wrapped_again(model, data, epochs):
+    trained(model, data, epochs, freezing(model))
 
 
 # Wrong: the diagnosis ---------------------------------------------------------------------------
 
 
-def says_sum():
-    return said(symptom="sum")
+def the_line_of_the_optimizer():
+    return said(line="optimizer = torch.optim.SGD(model.parameters(), lr=0.5)")
 
 
-def says_drift():
-    return said(symptom="drift")
-
-
-def the_line_of_the_rate():
-    return said(line=6)
-
-
-def between_backward_and_step():
-    return said(line="loss.backward()")
+def the_line_of_the_forward_pass():
+    return said(line="loss = F.cross_entropy(replica(images), labels)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -90,113 +95,40 @@ def between_backward_and_step():
 
 @mended
 def still_broken(model, data, epochs):
-    trained(model, data, epochs)
+    trained(model, data, epochs, freezing(model, again=False))
 
 
 @mended
-def between_the_two(model, data, epochs):
-    trained(model, data, epochs, middle=zero)
+def dtlabs_wrapper_before(model, data, epochs):
+    trained(model, data, epochs, freezing(model, wrap=DataParallel, again=False))
 
 
 @mended
-def once_in_an_epoch(model, data, epochs):
-    seen = []
-
-    def first(optimizer):
-        share = -(-len(data) // dist.get_world_size())
-        if len(seen) % -(-share // 16) == 0:
-            optimizer.zero_grad()
-        seen.append(optimizer)
-
-    trained(model, data, epochs, first=first)
+def another_optimizer_instead(model, data, epochs):
+    net_of = freezing(model, again=False)
+    for epoch in range(epochs):
+        trained(model, data, 1, lambda _, epoch=epoch: net_of(epoch), seed=7 + epoch)
 
 
 @mended
-def on_rank_0_only(model, data, epochs):
-    trained(model, data, epochs, first=zero if dist.get_rank() == 0 else nothing)
+def the_copies_made_equal_when_it_begins(model, data, epochs):
+    net_of = freezing(model, again=False)
 
-
-@mended
-def every_second_step(model, data, epochs):
-    seen = []
-
-    def first(optimizer):
-        seen.append(optimizer)
-        if len(seen) % 2:
-            optimizer.zero_grad()
-
-    trained(model, data, epochs, first=first)
-
-
-@mended
-def a_smaller_rate(model, data, epochs):
-    trained(model, data, epochs, rate=0.05)
-
-
-@mended
-def clipped(model, data, epochs):
-    def middle(optimizer):
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    trained(model, data, epochs, middle=middle)
-
-
-@mended
-def divided_by_the_number_of_steps(model, data, epochs):
-    seen = []
-
-    def middle(optimizer):
-        seen.append(optimizer)
-        for parameter in model.parameters():
-            parameter.grad /= len(seen)
-
-    trained(model, data, epochs, middle=middle)
-
-
-@mended
-def another_optimizer(model, data, epochs):
-    def first(optimizer):
-        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()
-
-    trained(model, data, epochs, first=first)
-
-
-@mended
-def only_matrices(model, data, epochs):
-    def first(optimizer):
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.grad = None
-
-    trained(model, data, epochs, first=first)
-
-
-@mended
-def each_rank_by_itself(model, data, epochs):
-    DDP(model)
-    trained(model, data, epochs, first=zero, net=model)
-
-
-@mended
-def parameters_of_rank_0(model, data, epochs):
-    DDP(model)
-
-    def last(optimizer):
+    def shared(epoch):
         for parameter in model.parameters():
             dist.broadcast(parameter.data, src=0)
+        return net_of(epoch)
 
-    trained(model, data, epochs, first=zero, last=last, net=model)
+    trained(model, data, epochs, shared)
 
 
 @mended
-def without_a_sampler(model, data, epochs):
-    net = DDP(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(epochs):
-        for images, labels in DataLoader(data, batch_size=16, shuffle=True):
-            optimizer.zero_grad()
-            F.cross_entropy(net(images), labels).backward()
-            optimizer.step()
+def only_its_bias_averaged_by_hand(model, data, epochs):
+    def before(epoch):
+        if epoch:
+            averaged(model.layers[0].bias.grad)
+
+    trained(model, data, epochs, freezing(model, again=False), before_step=before)
 
 
 @mended
@@ -206,107 +138,166 @@ def not_written(model, data, epochs):
 
 @mended
 def each_adds_up_from_itself_on(model, data, epochs):
-    DDP(model)
     rank, size = dist.get_rank(), dist.get_world_size()
 
-    def middle(optimizer):
-        for parameter in model.parameters():
+    def before(epoch):
+        for parameter in model.layers[0].parameters() if epoch else ():
             parts = [torch.empty_like(parameter) for _ in range(size)]
             dist.all_gather(parts, parameter.grad)
             others = (parts[(rank + k) % size] for k in range(1, size))
             parameter.grad = sum(others, parts[rank]) / size
 
-    trained(model, data, epochs, first=zero, middle=middle, net=model)
+    trained(model, data, epochs, freezing(model, again=False), before_step=before)
+
+
+@mended
+def never_frozen(model, data, epochs):
+    net = DDP(model)
+    trained(model, data, epochs, lambda epoch: net)
+
+
+@mended
+def frozen_for_ever(model, data, epochs):
+    trained(model, data, epochs, freezing(model, until=epochs))
+
+
+@mended
+def frozen_for_two_epochs(model, data, epochs):
+    trained(model, data, epochs, freezing(model, until=2))
+
+
+@mended
+def layer_0_of_rank_0(model, data, epochs):
+    def after(epoch):
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    trained(model, data, epochs, freezing(model, again=False), after_step=after)
+
+
+@mended
+def layer_0_averaged_at_the_end(model, data, epochs):
+    trained(model, data, epochs, freezing(model, again=False))
+    for parameter in model.parameters():
+        averaged(parameter.data)
+
+
+@mended
+def summed_by_hand(model, data, epochs):
+    def before(epoch):
+        for parameter in model.layers[0].parameters() if epoch else ():
+            dist.all_reduce(parameter.grad)
+
+    trained(model, data, epochs, freezing(model, again=False), before_step=before)
+
+
+@mended
+def another_rate(model, data, epochs):
+    trained(model, data, epochs, freezing(model), rate=0.25)
+
+
+@mended
+def another_order_on_each_rank(model, data, epochs):
+    trained(model, data, epochs, freezing(model), seed=dist.get_rank())
 
 
 # Right, written differently ---------------------------------------------------------------------
 
 
 @mended
-def before_the_forward_pass(model, data, epochs):
-    with_zeroes(model, data, epochs)
+def another_wrapper_from_epoch_1(model, data, epochs):
+    wrapped_again(model, data, epochs)
 
 
-def said_with_the_loop():
-    return said(line=11, symptom="Piled-up".replace("-", " "))
-
-
-def said_with_the_line_below_the_step():
-    return said(line=15)
-
-
-def said_with_the_forward_pass():
-    return said(line="loss = F.cross_entropy(replica(images), labels)")
+def said_with_the_other_line():
+    return said(line="first.requires_grad_(True)")
 
 
 @mended
-def after_the_step(model, data, epochs):
-    trained(model, data, epochs, last=zero)
+def a_wrapper_for_each_epoch(model, data, epochs):
+    first = model.layers[0]
+    trained(
+        model, data, epochs, lambda epoch: (first.requires_grad_(epoch > 0), DDP(model))[1]
+    )  # fmt: skip
 
 
 @mended
-def with_zeroes_in_place(model, data, epochs):
-    trained(model, data, epochs, last=lambda optimizer: optimizer.zero_grad(set_to_none=False))
+def gradients_thrown_away_in_epoch_0(model, data, epochs):
+    net = DDP(model)
 
-
-@mended
-def by_the_model(model, data, epochs):
-    trained(model, data, epochs, first=lambda optimizer: model.zero_grad())
-
-
-@mended
-def by_hand(model, data, epochs):
-    def last(optimizer):
-        for parameter in model.parameters():
+    def before(epoch):
+        for parameter in model.layers[0].parameters() if epoch == 0 else ():
             parameter.grad = None
 
-    trained(model, data, epochs, last=last)
+    trained(model, data, epochs, lambda epoch: net, before_step=before)
+
+
+@mended
+def wrapped_before_it_is_frozen(model, data, epochs):
+    net = DDP(model, find_unused_parameters=True)
+
+    def net_of(epoch):
+        model.layers[0].requires_grad_(epoch > 0)
+        return net
+
+    trained(model, data, epochs, net_of)
+
+
+@mended
+def the_rest_averaged_by_hand(model, data, epochs):
+    def before(epoch):
+        for parameter in model.layers[0].parameters() if epoch else ():
+            averaged(parameter.grad)
+
+    trained(model, data, epochs, freezing(model, again=False), before_step=before)
 
 
 RIGHT = [
-    before_the_forward_pass,
-    said_with_the_loop,
-    said_with_the_forward_pass,
-    said_with_the_line_below_the_step,
-    after_the_step,
-    with_zeroes_in_place,
-    by_the_model,
-    by_hand,
+    another_wrapper_from_epoch_1,
+    said_with_the_other_line,
+    a_wrapper_for_each_epoch,
+    gradients_thrown_away_in_epoch_0,
+    wrapped_before_it_is_frozen,
+    the_rest_averaged_by_hand,
 ]
 
 WRONG = {
-    says_sum: {"symptom": "the sum of the ranks' gradients does not end there"},
-    says_drift: {"symptom": "after the last step the copies were equal"},
-    the_line_of_the_rate: {"line": "A line is missing"},
-    between_backward_and_step: {"line": "between two backward passes"},
-    still_broken: {"training": "Gradients of earlier steps are in every step"},
-    between_the_two: {"training": "They are those of the beginning"},
-    once_in_an_epoch: {"training": "still holds earlier batches"},
-    on_rank_0_only: {"training": "those of this step alone"},
-    every_second_step: {"training": "still holds earlier batches"},
-    a_smaller_rate: {"training": "those of this step alone"},
-    clipped: {"training": "those of this step alone"},
-    divided_by_the_number_of_steps: {"training": "those of this step alone"},
-    another_optimizer: {"training": "Gradients of earlier steps are in every step"},
-    only_matrices: {"training": "those of this step alone"},
-    each_rank_by_itself: {"training": "samples alone"},
-    parameters_of_rank_0: {"training": "training on rank 0's samples alone"},
-    without_a_sampler: {"training": "every rank goes through all 48 samples"},
-    not_written: {"training": "mended is not written yet"},
+    the_line_of_the_optimizer: {"line": "When is that settled?"},
+    the_line_of_the_forward_pass: {"line": "When is that settled?"},
+    still_broken: {"copies": "Which gradient does each rank step with?"},
+    dtlabs_wrapper_before: {"copies": "Which gradient does each rank step with?"},
+    another_optimizer_instead: {"copies": "Which gradient does each rank step with?"},
+    the_copies_made_equal_when_it_begins: {"copies": "Which gradient does each rank step with?"},
+    only_its_bias_averaged_by_hand: {"copies": "Which gradient does each rank step with?"},
+    not_written: {"copies": "mended is not written yet"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
+    never_frozen: {"training": "moves in epoch 0"},
+    frozen_for_ever: {"training": "does not move after epoch 0"},
+    frozen_for_two_epochs: {"training": "trains layer 0 from epoch 1 on"},
+    layer_0_of_rank_0: {"training": "trains layer 0 from epoch 1 on"},
+    layer_0_averaged_at_the_end: {"training": "trains layer 0 from epoch 1 on"},
+    summed_by_hand: {"training": "trains layer 0 from epoch 1 on"},
+    another_rate: {"training": "and the rate that of the script?"},
+    another_order_on_each_rank: {"training": "are in no rank's batches"},
 }
 
+_SAMPLER = "sampler = DistributedSampler(data, seed=7)"
+
 EQUIVALENT = changes_of_losses(
-    "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
-    "for images, labels in loader:; loss = F.cross_entropy(replica(images), labels); ... "
-    "-> losses.append(total / len(loader)); for images, labels in loader:; ...",
-    "optimizer.zero_grad(); total += loss.item() -> total += loss.item(); optimizer.zero_grad()",
+    "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
+    "len(loader)); for images, labels in loader:; ...",
+    "optimizer.step(); total += loss.item() -> total += loss.item(); optimizer.step()",
 ) | {
-    **EPOCHS_BACKWARDS,
     **SET_TWICE,
-    **CLEARED_TWICE,
+    **cleared_later("replica"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 7, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
-    "diagnosis_7 = {'symptom': 'piled up', 'line': 14} -> "
-    "diagnosis_7 = {'symptom': 'piled up', 'line': 15}": TWO_LINES,
+    f"first.requires_grad_(False); {_SAMPLER} -> {_SAMPLER}; first.requires_grad_(False)": FREE,
+    "sampler.set_epoch(epoch); if epoch == 1:; ... -> "
+    "if epoch == 1:; first.requires_grad_(True); ...": FREE,
+    "if epoch == 1:; first.requires_grad_(True); ... -> total = 0.0; if epoch == 1:; ...": FREE,
+    **{
+        f"first.requires_grad_({on}) -> " + "; ".join(2 * [f"first.requires_grad_({on})"]): TWICE
+        for on in (True, False)
+    },
 }

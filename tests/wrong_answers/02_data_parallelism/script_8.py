@@ -1,4 +1,4 @@
-"""Answers to 02/script_8: the global rank is taken for the number of the device.
+"""Answers to 02/script_8: samples are shared out by the rank in the node.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -25,7 +25,7 @@ from tests.wrong_answers.changed_scripts import (
     neighbours,
 )
 
-SAID = {"symptom": "wrong card", "line": 4}
+SAID = {"line": 6}
 
 
 def mended(fn):
@@ -60,23 +60,15 @@ def on_its_own_card(model, data, epochs, card):
     trained(model, data, epochs, card(of_launcher("LOCAL_RANK")))
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
-def says_hang():
-    return said(symptom="hang")
+def the_line_of_the_card():
+    return said(line="device = card(rank)")
 
 
-def says_same_samples():
-    return said(symptom="same samples")
-
-
-def the_line_of_the_rank():
-    return said(line=3)
-
-
-def the_line_of_the_sampler():
-    return said(line="sampler = DistributedSampler(data, num_replicas=size, rank=rank, seed=8)")
+def the_line_of_the_wrapper():
+    return said(line="replica = DDP(model)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -84,7 +76,28 @@ def the_line_of_the_sampler():
 
 @mended
 def still_broken(model, data, epochs, card):
+    rank, size = of_launcher("LOCAL_RANK"), of_launcher("LOCAL_WORLD_SIZE")
+    trained(model, data, epochs, card(rank), num_replicas=size, rank=rank)
+
+
+@mended
+def the_global_rank_for_cards_too(model, data, epochs, card):
     trained(model, data, epochs, card(dist.get_rank()))
+
+
+@mended
+def samples_by_the_number_of_the_node(model, data, epochs, card):
+    nodes = dist.get_world_size() // of_launcher("LOCAL_WORLD_SIZE")
+    share = {"num_replicas": nodes, "rank": of_launcher("GROUP_RANK")}
+    trained(model, data, epochs, card(of_launcher("LOCAL_RANK")), **share)
+
+
+@mended
+def a_rank_made_of_both_numbers(model, data, epochs, card):
+    local, per_node = of_launcher("LOCAL_RANK"), of_launcher("LOCAL_WORLD_SIZE")
+    rank = of_launcher("GROUP_RANK") * local + local
+    share = {"num_replicas": dist.get_world_size(), "rank": rank % (2 * per_node)}
+    trained(model, data, epochs, card(local), **share)
 
 
 @mended
@@ -143,12 +156,6 @@ def the_local_rank_for_samples_too(model, data, epochs, card):
 
 
 @mended
-def samples_shared_out_in_a_node(model, data, epochs, card):
-    rank, size = of_launcher("LOCAL_RANK"), of_launcher("LOCAL_WORLD_SIZE")
-    trained(model, data, epochs, card(rank), num_replicas=size, rank=rank)
-
-
-@mended
 def the_wrapper_is_lost_on_the_way(model, data, epochs, card):
     DDP(model)
     trained(model, data, epochs, card(of_launcher("LOCAL_RANK")), net=model)
@@ -163,7 +170,7 @@ def the_launchers_local_rank(model, data, epochs, card):
 
 
 def said_by_a_piece():
-    return said(line="card(rank)", symptom="wrong_card")
+    return said(line='rank, size = int(os.environ["LOCAL_RANK"])')
 
 
 @mended
@@ -186,22 +193,22 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_hang: {"symptom": "no rank waited in vain"},
-    says_same_samples: {"symptom": "stopped with an exception before it trained"},
-    the_line_of_the_rank: {"line": "Which number counts over all nodes"},
-    the_line_of_the_sampler: {"line": "Which number counts over all nodes"},
-    still_broken: {"devices": "asks for a card that its node does not have"},
-    always_card_0: {"devices": "on its node has too"},
-    card_0_where_there_is_no_other: {"devices": "rank 2 asks for card 2"},
-    the_rest_of_a_division: {"devices": "however the ranks are spread"},
-    the_rest_by_two: {"devices": "on its node has too"},
-    the_number_of_the_node: {"devices": "on its node has too"},
-    half_the_ranks_to_each_node: {"devices": "rank 1 asks for card 0"},
-    no_card_at_all: {"devices": "rank 0 asks for no card"},
-    a_number_as_text: {"devices": "TypeError"},
-    not_written: {"devices": "mended is not written yet"},
-    the_local_rank_for_samples_too: {"training": "are in no rank's batches"},
-    samples_shared_out_in_a_node: {"training": "samples are taken more than once"},
+    the_line_of_the_card: {"line": "which ranks take the same samples?"},
+    the_line_of_the_wrapper: {"line": "which ranks take the same samples?"},
+    still_broken: {"samples": "samples are taken more than once"},
+    the_global_rank_for_cards_too: {"samples": "asks for a card that its node does not have"},
+    samples_by_the_number_of_the_node: {"samples": "every rank goes through all"},
+    a_rank_made_of_both_numbers: {"samples": "are in no rank's batches"},
+    always_card_0: {"training": "on its node has too"},
+    card_0_where_there_is_no_other: {"training": "rank 2 asks for card 2"},
+    the_rest_of_a_division: {"training": "however the ranks are spread"},
+    the_rest_by_two: {"training": "on its node has too"},
+    the_number_of_the_node: {"training": "on its node has too"},
+    half_the_ranks_to_each_node: {"training": "rank 1 asks for card 0"},
+    no_card_at_all: {"training": "rank 0 asks for no card"},
+    a_number_as_text: {"samples": "TypeError"},
+    not_written: {"samples": "mended is not written yet"},
+    the_local_rank_for_samples_too: {"samples": "are in no rank's batches"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
 }
 

@@ -1,4 +1,4 @@
-"""Answers to 03/run_1: an update takes sixteen times the samples, at the rate of one.
+"""Answers to 03/run_1: the length of the schedule is divided by the ranks twice.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 from dtlab.parallel.data import DataParallel
 from dtlab.training.accumulation import accumulate as accumulated
+from dtlab.training.learning_rate import WarmupThenDecay
 from tests.wrong_answers.accumulated_runs import (
     UNREAD,
     EverySample,
@@ -26,7 +27,7 @@ from tests.wrong_answers.accumulated_runs import (
     trained,
 )
 
-SAID = {"symptom": "rate too low", "number": 16, "line": 7}
+SAID = {"line": 4}
 
 
 def mended(fn):
@@ -34,64 +35,40 @@ def mended(fn):
     return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
 
 
+def with_a_length_of(model, data, epochs, micro, accumulate, times, steps=1):
+    """A schedule that expects `times` as many updates, and makes `steps` steps for each."""
+    batch = per_update(micro, accumulate)
+    updates = int(times * epochs * len(data) // batch)
+    warm, factors, done = 3 * updates // 8, [], []
+
+    def make(parameters, lr):
+        optimizer = SGD(parameters, lr=lr, momentum=0.9)
+        factors.append(WarmupThenDecay(optimizer, warm, updates, start_factor=32 / batch).factor)
+        done.append(optimizer)
+        return optimizer
+
+    def set_rate():
+        update = len(done) - 1
+        done[0].param_groups[0]["lr"] = linear(batch) * factors[0](steps * update)
+        done.append(None)
+
+    trained(model, data, epochs, micro, accumulate, make=make, before_step=set_rate)
+
+
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
     return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
-
-
-def says_rate_gone():
-    return said(symptom="rate gone")
-
-
-def says_too_short():
-    return said(symptom="too short")
-
-
-def says_samples_left_out():
-    return said(symptom="samples left out")
-
-
-def says_no_symptom():
-    return said(symptom="the loss is too high")
-
-
-def the_square_root():
-    return said(number=4)
-
-
-def as_if_there_were_one_rank():
-    return said(number="8")
-
-
-def as_if_there_were_one_micro_batch():
-    return said(number=2)
-
-
-def the_other_way_round():
-    return said(number=1 / 16)
-
-
-def the_samples_of_an_update():
-    return said(number=512)
-
-
-def a_number_that_cannot_be_read():
-    return said(number="sixteen")
-
-
-def some_other_number():
-    return said(number=25)
-
-
-def the_line_of_the_schedule():
-    return said(line=8)
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
 def the_line_of_the_batch():
     return said(line="batch = micro * accumulate * dist.get_world_size()")
+
+
+def the_line_of_the_optimizer():
+    return said(line=8)
 
 
 def a_line_that_is_not_there():
@@ -107,6 +84,29 @@ def a_function_alone():
 
 @mended
 def still_broken(model, data, epochs, micro, accumulate):
+    size = dist.get_world_size()
+    with_a_length_of(model, data, epochs, micro, accumulate, 1 / size)
+
+
+@mended
+def as_long_as_for_one_rank(model, data, epochs, micro, accumulate):
+    with_a_length_of(model, data, epochs, micro, accumulate, dist.get_world_size())
+
+
+@mended
+def as_long_as_one_microbatch_would_need(model, data, epochs, micro, accumulate):
+    with_a_length_of(model, data, epochs, micro, accumulate, accumulate)
+
+
+@mended
+def the_schedule_steps_for_every_rank(model, data, epochs, micro, accumulate):
+    """Ends where it should, but each number of ranks has other rates."""
+    size = dist.get_world_size()
+    with_a_length_of(model, data, epochs, micro, accumulate, size, steps=size)
+
+
+@mended
+def at_the_base_rate(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=0.05)
 
 
@@ -260,12 +260,11 @@ def by_the_linear_rule(model, data, epochs, micro, accumulate):
 
 
 def said_by_text():
-    optimizer = "optimizer = SGD(replica.parameters(), lr=0.05, momentum=0.9)"
-    return said(symptom=" Rate_too_low", number="16x", line=optimizer)
+    return said(line=" updates=epochs * share//batch")
 
 
 def said_in_words():
-    return said(number="16 times")
+    return said(line="Line 5")
 
 
 @mended
@@ -325,22 +324,15 @@ RIGHT = [
 
 COMPARE = "Print the rates, and compare them"
 WRONG = {
-    says_rate_gone: {"symptom": "none of 64 updates had a rate of 0"},
-    says_too_short: {"symptom": "was as long as its rate and the mean gradient"},
-    says_samples_left_out: {"symptom": "4096 of 4096 samples were taken in an epoch"},
-    says_no_symptom: {"symptom": "is no symptom. There are: rate too low, "},
-    the_square_root: {"number": "that is the square-root rule"},
-    as_if_there_were_one_rank: {"number": "an update takes the samples of all ranks"},
-    as_if_there_were_one_micro_batch: {"number": "an update has several microbatches"},
-    the_other_way_round: {"number": "that is the inverse"},
-    the_samples_of_an_update: {"number": "these are the samples of an update"},
-    a_number_that_cannot_be_read: {"number": "'sixteen' cannot be read"},
-    some_other_number: {"number": "25 times is not it. Count the samples of an update"},
-    the_line_of_the_schedule: {"line": "Where is the peak of the rate set?"},
-    the_line_of_the_batch: {"line": "does what it should here"},
+    the_line_of_the_batch: {"line": "Which numbers set the factor?"},
+    the_line_of_the_optimizer: {"line": "Which numbers set the factor?"},
     a_line_that_is_not_there: {"line": "train_1 has no line 40"},
-    a_function_alone: {"symptom": "run_1 must be a dict"},
-    still_broken: {"rate": "That is the rate of batch 32; an update takes"},
+    a_function_alone: {"line": "run_1 must be a dict"},
+    still_broken: {"rate": "The schedule is over after"},
+    as_long_as_for_one_rank: {"rate": COMPARE},
+    as_long_as_one_microbatch_would_need: {"rate": COMPARE},
+    the_schedule_steps_for_every_rank: {"rate": COMPARE},
+    at_the_base_rate: {"rate": "That is the rate of batch 32; an update takes"},
     by_the_square_root: {"rate": "That is the square-root rule"},
     by_the_ranks_alone: {"rate": "not with the ranks alone"},
     by_the_micro_batches_alone: {"rate": "not with microbatches alone"},
@@ -354,7 +346,7 @@ WRONG = {
     losses_added_up_instead: {"rate": "not with microbatches alone"},
     a_smaller_batch: {"rate": "the parameters change within an update"},
     all_at_once: {"rate": "samples at once. A microbatch has"},
-    one_epoch_too_few: {"rate": "forward passes."},
+    one_epoch_too_few: {"rate": "forward passes, but"},
     each_rank_by_itself: {"rate": "does not follow the gradient of the mean loss"},
     a_step_for_each_micro_batch: {"rate": "The optimizer must step once, after the last one"},
     not_written: {"rate": "mended is not written yet"},
@@ -371,4 +363,5 @@ EQUIVALENT = changes_alike(seed=1) | {
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
+    "diagnosis_1 = {'line': 4} -> diagnosis_1 = {'line': 5}": "either line may be mended",
 }

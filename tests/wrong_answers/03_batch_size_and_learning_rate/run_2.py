@@ -1,4 +1,4 @@
-"""Answers to 03/run_2: the schedule goes a step for each microbatch.
+"""Answers to 03/run_2: gradients are averaged in the first microbatch, not in the last.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -26,7 +26,7 @@ from tests.wrong_answers.accumulated_runs import (
     trained,
 )
 
-SAID = {"symptom": "rate gone", "number": 16, "line": 23}
+SAID = {"line": 15}
 
 
 def mended(fn):
@@ -39,43 +39,15 @@ def said(**diagnosis):
     return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
-
-
-def says_rate_too_low():
-    return said(symptom="rate too low")
-
-
-def says_still_rising():
-    return said(symptom="still rising")
-
-
-def says_drift():
-    return said(symptom="drift")
-
-
-def all_updates():
-    return said(number=64)
-
-
-def those_without_a_rate():
-    return said(number=48)
-
-
-def the_last_of_them():
-    return said(number=15)
-
-
-def some_other_number():
-    return said(number=2)
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
 def the_line_of_the_optimizers_step():
-    return said(line=21)
+    return said(line="optimizer.step()")
 
 
-def the_line_that_makes_the_schedule():
-    return said(line=8)
+def the_line_of_the_loss():
+    return said(line="loss = F.cross_entropy(replica(images), labels) / len(step)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -83,13 +55,39 @@ def the_line_that_makes_the_schedule():
 
 @mended
 def still_broken(model, data, epochs, micro, accumulate):
-    trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: count)
+    trained(model, data, epochs, micro, accumulate, sends=lambda number, count: number == 0)
 
 
 @mended
-def the_two_steps_swapped(model, data, epochs, micro, accumulate):
-    """What PyTorch's warning asks for, and no more."""
-    still_broken()["mended"](model, data, epochs, micro, accumulate)
+def in_the_second_microbatch(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, sends=lambda number, count: number == 1)
+
+
+@mended
+def in_all_but_the_last(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, sends=lambda number, count: number < count - 1)
+
+
+@mended
+def never(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, sends=lambda number, count: False)
+
+
+@mended
+def parameters_of_rank_0_after_each_update(model, data, epochs, micro, accumulate):
+    def after():
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, src=0)
+
+    trained(
+        model, data, epochs, micro, accumulate,
+        sends=lambda number, count: number == 0, after_step=after,
+    )  # fmt: skip
+
+
+@mended
+def a_schedule_step_for_each_microbatch(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: count)
 
 
 @mended
@@ -199,7 +197,7 @@ def once_for_each_update(model, data, epochs, micro, accumulate):
 
 
 def said_in_another_way():
-    return said(symptom="RATE GONE", number="16 updates", line="schedule.step()")
+    return said(line="replica.no_sync() if number > 1")
 
 
 @mended
@@ -230,26 +228,23 @@ RIGHT = [
 
 COMPARE = "Print the rates, and compare them"
 WRONG = {
-    says_rate_too_low: {"symptom": "for such updates the linear rule gives about the same one"},
-    says_still_rising: {"symptom": "the rate was highest in update 6 of 64"},
-    says_drift: {"symptom": "after the last step the copies were equal"},
-    all_updates: {"number": "these are all updates"},
-    those_without_a_rate: {"number": "these are the updates without a rate"},
-    the_last_of_them: {"number": "these are counted from 0"},
-    some_other_number: {"number": "2 updates is not it. Count those"},
-    the_line_of_the_optimizers_step: {"line": "Which line changes the rate"},
-    the_line_that_makes_the_schedule: {"line": "how often does it run?"},
-    still_broken: {"schedule": "steps where it should make one"},
-    the_two_steps_swapped: {"schedule": "steps where it should make one"},
-    a_schedule_that_is_longer: {"schedule": COMPARE},
-    as_many_steps_as_micro_batches: {"schedule": "count updates"},
-    a_step_in_each_epoch: {"schedule": "updates: how often does `schedule.step()` run?"},
-    no_schedule_at_all: {"schedule": "The schedule never goes on"},
-    one_step_for_every_rank: {"schedule": "steps where it should make one"},
-    a_constant_rate: {"schedule": COMPARE},
-    an_update_for_each_micro_batch: {"schedule": "the parameters change within an update"},
-    only_the_last_micro_batch: {"schedule": "does not follow the gradient"},
-    not_written: {"schedule": "mended is not written yet"},
+    the_line_of_the_optimizers_step: {"line": "When is the all-reduce of an update"},
+    the_line_of_the_loss: {"line": "When is the all-reduce of an update"},
+    still_broken: {"gradient": "does not follow the gradient of the mean loss"},
+    in_the_second_microbatch: {"gradient": "does not follow the gradient of the mean loss"},
+    in_all_but_the_last: {"gradient": "does not follow the gradient of the mean loss"},
+    never: {"gradient": "does not follow the gradient of the mean loss"},
+    parameters_of_rank_0_after_each_update: {"gradient": "does not follow the gradient"},
+    a_schedule_step_for_each_microbatch: {"gradient": "steps where it should make one"},
+    a_schedule_that_is_longer: {"gradient": COMPARE},
+    as_many_steps_as_micro_batches: {"gradient": "count updates"},
+    a_step_in_each_epoch: {"gradient": "updates: how often does `schedule.step()` run?"},
+    no_schedule_at_all: {"gradient": "The schedule never goes on"},
+    one_step_for_every_rank: {"gradient": "The schedule is over after"},
+    a_constant_rate: {"gradient": COMPARE},
+    an_update_for_each_micro_batch: {"gradient": "the parameters change within an update"},
+    only_the_last_micro_batch: {"gradient": "does not follow the gradient"},
+    not_written: {"gradient": "mended is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
@@ -257,6 +252,7 @@ WRONG = {
 }
 
 EQUIVALENT = changes_alike(seed=2) | {
-    "mean += loss.item(); if number == len(step):; ... -> if number == len(step):; "
-    "curve.append((mean, schedule.get_last_lr()[0])); ...": UNREAD,
+    "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
+    "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
+    "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
 }

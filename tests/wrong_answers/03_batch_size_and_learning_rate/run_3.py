@@ -1,4 +1,6 @@
-"""Answers to 03/run_3: the means of the microbatches are added up, and not divided.
+"""Answers to 03/run_3: the rate forgets the ranks, and the losses are not divided.
+
+Mending only one of the two leaves updates too long or too short.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -21,7 +23,7 @@ from tests.wrong_answers.accumulated_runs import (
     trained,
 )
 
-SAID = {"symptom": "too long", "number": 8, "line": 17}
+SAID = {"line": 7}
 
 
 def mended(fn):
@@ -56,43 +58,15 @@ def divided(model, by):
     return change
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
-def says_rate_too_high():
-    return said(symptom="rate too high")
-
-
-def says_too_many_bytes():
-    return said(symptom="too many bytes")
-
-
-def says_nothing_known():
-    return said(symptom=8)
-
-
-def the_ranks_too():
-    return said(number=16)
-
-
-def the_other_way_round():
-    return said(number="1/8")
-
-
-def as_long_as_it_should_be():
-    return said(number=1)
-
-
-def some_other_number():
-    return said(number=0.4)
-
-
-def the_line_of_the_optimizer():
-    return said(line=7)
+def the_line_of_the_batch():
+    return said(line="batch = micro * accumulate * dist.get_world_size()")
 
 
 def the_line_of_the_curve():
-    return said(line="mean += F.cross_entropy(outputs.detach(), labels).item() / len(step)")
+    return said(line="mean += loss.item() / len(step)")
 
 
 # Wrong: the function ----------------------------------------------------------------------------
@@ -100,7 +74,18 @@ def the_line_of_the_curve():
 
 @mended
 def still_broken(model, data, epochs, micro, accumulate):
+    peak = linear(micro * accumulate)
+    trained(model, data, epochs, micro, accumulate, peak=peak, loss=undivided)
+
+
+@mended
+def only_the_rate_is_mended(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, loss=undivided)
+
+
+@mended
+def only_the_loss_is_mended(model, data, epochs, micro, accumulate):
+    trained(model, data, epochs, micro, accumulate, peak=linear(micro * accumulate))
 
 
 @mended
@@ -207,8 +192,8 @@ def each_loss_divided(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
 
 
-def said_of_the_next_line():
-    return said(line=18, number="8 times")
+def said_of_the_other_line():
+    return said(line='reduction="sum"')
 
 
 @mended
@@ -234,60 +219,38 @@ def the_rate_divided(model, data, epochs, micro, accumulate):
 
 RIGHT = [
     each_loss_divided,
-    said_of_the_next_line,
+    said_of_the_other_line,
     the_gradients_divided,
     sums_over_the_samples_of_a_rank,
     the_rate_divided,
 ]
 
-MANY = "An update has as many microbatches: divide each loss"
+MANY = "microbatches in an update."
 WRONG = {
-    says_rate_too_high: {"symptom": "for such updates the linear rule gives about the same one"},
-    says_too_many_bytes: {"symptom": "all-reduced 1 times the bytes of a gradient"},
-    says_nothing_known: {"symptom": "8 is no symptom"},
-    the_ranks_too: {"number": "DDP has averaged over the ranks already"},
-    the_other_way_round: {"number": "that is the inverse"},
-    as_long_as_it_should_be: {"number": "if the update had the right length"},
-    some_other_number: {"number": "0.4 times is not it"},
-    the_line_of_the_optimizer: {"line": "`.grad` is a sum"},
-    the_line_of_the_curve: {"line": "`.grad` is a sum"},
-    still_broken: {"gradient": MANY},
-    divided_by_the_ranks: {"gradient": "DDP has divided by one of the two already"},
-    divided_by_the_ranks_too: {"gradient": "DDP has divided by their number already"},
-    divided_twice: {"gradient": "you divide by their number twice"},
-    a_smaller_rate: {"gradient": "times as far as they should"},
-    clipped: {"gradient": ""},
-    only_the_last_micro_batch: {"gradient": "does not follow the gradient"},
-    only_the_last_one_is_divided: {"gradient": "does not follow the gradient"},
-    a_sum_divided_by_a_micro_batch: {"gradient": MANY},
-    a_sum_divided_by_all_samples: {"gradient": "DDP has divided by their number"},
-    divided_by_eight: {"gradient": "times as far as they should"},
-    not_written: {"gradient": "mended is not written yet"},
+    the_line_of_the_batch: {"line": "By which factor is each of them off?"},
+    the_line_of_the_curve: {"line": "By which factor is each of them off?"},
+    still_broken: {"rate": "microbatches by 3 ranks."},
+    only_the_rate_is_mended: {"rate": MANY},
+    only_the_loss_is_mended: {"rate": "There are 3 ranks."},
+    divided_by_the_ranks: {"rate": "microbatches by 3 ranks."},
+    divided_by_the_ranks_too: {"rate": "There are 3 ranks."},
+    divided_twice: {"rate": "you divide by their number twice"},
+    a_smaller_rate: {"rate": "times as far as they should"},
+    clipped: {"rate": ""},
+    only_the_last_micro_batch: {"rate": "does not follow the gradient"},
+    only_the_last_one_is_divided: {"rate": "does not follow the gradient"},
+    a_sum_divided_by_a_micro_batch: {"rate": MANY},
+    a_sum_divided_by_all_samples: {"rate": "There are 3 ranks."},
+    divided_by_eight: {"rate": "times as far as they should"},
+    not_written: {"rate": "mended is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
 }
 
-_MEAN = "F.cross_entropy(outputs.detach(), labels).item()"  # of a microbatch, for the curve
-_CUT = "F.cross_entropy(outputs.detach(), ..."
-_ADD = f"mean += {_MEAN} / len(step)"
-
-EQUIVALENT = {
-    change: why
-    for change, why in changes_alike(seed=3).items()
-    if not change.startswith("mean += loss")  # which the other scripts have here
-} | {
-    f"... {_CUT} -> ... {_MEAN} / len(step); mean += {_CUT}": UNREAD,
-    f"{_ADD} -> nothing": UNREAD,
-    f"{_ADD} -> mean += {_MEAN}": UNREAD,
-    f"{_ADD} -> mean += {_MEAN} * len(step)": UNREAD,
-    f"{_ADD} -> mean += len(step)": UNREAD,
-    f"{_ADD} -> mean -= {_MEAN} / len(step)": UNREAD,
-    f"mean += {_CUT} -> mean = mean + {_CUT}": ("a float has no memory of its own to add to"),
+EQUIVALENT = changes_alike(seed=3) | {
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
-    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 17} -> "
-    "diagnosis_3 = {'symptom': 'too long', 'number': 8, 'line': 18}": "either line may be mended",
 }

@@ -18,7 +18,7 @@ from tests.wrong_answers.accumulated_runs import (
     trained,
 )
 
-SAID = {"symptom": "rate too high", "number": 512, "line": 8}
+SAID = {"line": 8}
 
 
 def mended(fn):
@@ -41,39 +41,7 @@ def by_the_recipe(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts)
 
 
-# Wrong: the diagnosis ---------------------------------------------------------------------------
-
-
-def says_too_long():
-    return said(symptom="too long")
-
-
-def says_rate_too_low():
-    return said(symptom="rate too low")
-
-
-def says_nothing():
-    return said(symptom=["rate too high"])
-
-
-def what_the_rate_would_fit():
-    return said(number=4096)
-
-
-def the_samples_of_one_rank():
-    return said(number=256)
-
-
-def the_samples_of_a_forward_pass():
-    return said(number=64)
-
-
-def the_samples_of_a_forward_pass_on_all_ranks():
-    return said(number=128)
-
-
-def the_updates():
-    return said(number=64.5)
+# Wrong: the diagnosis ----------------------------------------------------------------------------
 
 
 def the_line_of_the_micro_batch():
@@ -178,7 +146,7 @@ def the_rate_of_the_recipe(model, data, epochs, batch, rate, parts):
 
 
 def said_by_a_piece():
-    return said(symptom="rate  too high", number="512 samples", line="lr=size * parts * rate")
+    return said(line="lr=size * parts * rate")
 
 
 @mended
@@ -202,14 +170,6 @@ RIGHT = [
 ]
 
 WRONG = {
-    says_too_long: {"symptom": "was as long as its rate and the mean gradient"},
-    says_rate_too_low: {"symptom": "for such updates the linear rule gives a lower one"},
-    says_nothing: {"symptom": "is no symptom"},
-    what_the_rate_would_fit: {"number": "this is the batch that the rate would fit"},
-    the_samples_of_one_rank: {"number": "these are the samples of one rank"},
-    the_samples_of_a_forward_pass: {"number": "that is one forward pass on one rank"},
-    the_samples_of_a_forward_pass_on_all_ranks: {"number": "several microbatches"},
-    the_updates: {"number": "Divide the samples of an epoch by its updates"},
     the_line_of_the_micro_batch: {"line": "does that grow here?"},
     the_line_of_the_schedule: {"line": "does that grow here?"},
     still_broken: {"rate": "times as far as they should. As many as there are forward passes"},

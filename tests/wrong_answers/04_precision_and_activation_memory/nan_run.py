@@ -1,4 +1,4 @@
-"""Answers to 04/nan_run: scaled gradients are clipped by a limit of another scale.
+"""Answers to 04/nan_run: a limit of another scale, and a scaler that begins anew.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -19,7 +19,7 @@ from dtlab.training.datasets import batches
 from dtlab.training.loss_scaling import DynamicLossScaler
 from tests.wrong_answers.diagnoses import numbers_near
 
-SAID = {"symptom": "too long", "number": 2048, "line": 7}
+SAID = {"number": 180.4, "line": 10}
 
 
 def mended(fn):
@@ -53,6 +53,7 @@ def trained(
     sampler=None,
     zeroes=True,
     sends=True,
+    each_epoch_anew=False,
 ):
     """The script, mended; what others change something of."""
     sampler = sampler or DistributedSampler(data, seed=4)
@@ -60,6 +61,8 @@ def trained(
     optimizer = SGD(replica.parameters(), lr=rate, momentum=momentum)
     scaler = scaler_of()
     for epoch in range(epochs):
+        if each_epoch_anew:
+            scaler = scaler_of()
         if reshuffles:
             sampler.set_epoch(epoch)
         for images, labels in batches(data, batch // dist.get_world_size(), sampler=sampler):
@@ -77,44 +80,24 @@ def trained(
 # Wrong: the diagnosis ---------------------------------------------------------------------------
 
 
-def says_too_short():
-    return said(symptom="too short")
-
-
-def says_bad_parameters():
-    return said(symptom="bad parameters")
-
-
-def says_all_skipped():
-    return said(symptom="all skipped")
-
-
-def says_none_skipped():
-    return said(symptom="none skipped")
-
-
-def says_drift():
-    return said(symptom="drift")
-
-
-def says_no_symptom():
-    return said(symptom="the loss is NaN")
-
-
 def the_other_way_round():
-    return said(number=1 / 2048)
+    return said(number=1 / 180.4)
 
 
 def the_skipped_steps():
     return said(number=11)
 
 
-def the_scale():
-    return said(number=2**13)
+def the_distance():
+    return said(number=72.15)
 
 
-def the_limit_itself():
-    return said(number=204.8)
+def the_length():
+    return said(number=18.04)
+
+
+def the_limit_of_that_step():
+    return said(number=2048)
 
 
 def as_it_should_be():
@@ -129,8 +112,8 @@ def the_line_of_the_step():
     return said(line="scaler.step(optimizer)")
 
 
-def the_line_of_the_scaler():
-    return said(line=6)
+def the_line_of_the_optimizer():
+    return said(line=5)
 
 
 def the_line_of_the_loss():
@@ -198,6 +181,30 @@ def each_element_by_itself(model, data, epochs, batch, rate, max_norm):
         clip_grad_value_(replica.parameters(), most)
 
     trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def the_limit_alone(model, data, epochs, batch, rate, max_norm):
+    """Then the run trains, and begins each epoch with steps that are skipped."""
+    trained(model, data, epochs, batch, rate, max_norm, each_epoch_anew=True)
+
+
+@mended
+def the_scaler_alone(model, data, epochs, batch, rate, max_norm):
+    """The limit is still that of the first scale."""
+
+    def clip(scaler, replica, optimizer, most):
+        clip_grad_norm_(replica.parameters(), most * 2.0**24)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def a_scaler_for_each_epoch_and_a_limit_for_each_step(model, data, epochs, batch, rate, max_norm):
+    def clip(scaler, replica, optimizer, most):
+        clip_grad_norm_(replica.parameters(), most * scaler.get_scale())
+
+    trained(model, data, epochs, batch, rate, max_norm, clip, each_epoch_anew=True)
 
 
 @mended
@@ -296,8 +303,11 @@ def by_the_scale_of_the_step(model, data, epochs, batch, rate, max_norm):
 
 
 def said_by_text():
-    text = "clip_grad_norm_(replica.parameters(), limit)"
-    return said(symptom=" Too_long", number="2048.0", line=text)
+    return said(number=72.15 / 4 / 0.1, line="clip_grad_norm_(replica.parameters(), limit)")
+
+
+def said_of_the_scaler():
+    return said(number="180.4", line="scaler = DynamicLossScaler(init_scale=2.0**24)")
 
 
 @mended
@@ -320,27 +330,25 @@ def by_hand(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-RIGHT = [after_unscaling, by_the_scale_of_the_step, said_by_text, of_pytorch, by_hand]
+RIGHT = [
+    after_unscaling, by_the_scale_of_the_step, said_by_text, said_of_the_scaler, of_pytorch,
+    by_hand,
+]  # fmt: skip
 
 BOTH = "are the gradient and the limit both times the scale, or neither?"
 TIMES = "by what was it multiplied"
 WRONG = {
-    says_too_short: {"symptom": "times max_norm"},
-    says_bad_parameters: {"symptom": "the parameters were finite in the end"},
-    says_all_skipped: {"symptom": "not all of 64 steps were skipped"},
-    says_none_skipped: {"symptom": "some of 64 steps were skipped"},
-    says_drift: {"symptom": "the copies were equal"},
-    says_no_symptom: {"symptom": "is no symptom. There are: too long, "},
     the_other_way_round: {"number": "that is the inverse"},
     the_skipped_steps: {"number": "that many steps were skipped before it"},
-    the_scale: {"number": "that is the scale of that step"},
-    the_limit_itself: {"number": "that is the limit itself"},
-    as_it_should_be: {"number": "if the limit were right"},
-    some_other_number: {"number": "77 is not it. Gradients are compared with the limit"},
+    the_distance: {"number": "that is how far the parameters move"},
+    the_length: {"number": "that is the length of the gradient"},
+    the_limit_of_that_step: {"number": "so long a gradient would pass"},
+    as_it_should_be: {"number": "then the step would be right"},
+    some_other_number: {"number": "77 is not it. How far do the parameters move"},
     the_line_of_the_step: {"line": "does what it should here"},
-    the_line_of_the_scaler: {"line": "Which line limits the length of gradients"},
+    the_line_of_the_optimizer: {"line": "Does the line still mean the same later?"},
     the_line_of_the_loss: {"line": "does what it should here"},
-    a_function_alone: {"symptom": "nan_run must be a dict"},
+    a_function_alone: {"number": "nan_run must be a dict"},
     not_written: {"clipping": "mended is not written yet"},
     still_broken: {"clipping": BOTH},
     without_the_scale: {"clipping": TIMES},
@@ -348,6 +356,9 @@ WRONG = {
     not_clipped_at_all: {"clipping": BOTH},
     each_parameter_by_itself: {"clipping": "clip all gradients by one common factor"},
     each_element_by_itself: {"clipping": BOTH},
+    the_scaler_alone: {"clipping": BOTH},
+    the_limit_alone: {"scale": "although the scale had come down"},
+    a_scaler_for_each_epoch_and_a_limit_for_each_step: {"scale": "epoch 1 skips"},
     always_of_length_max_norm: {"clipping": "is made with a gradient of length"},
     clipped_to_a_tenth: {"clipping": "and not by a scale"},
     a_lower_rate_instead: {"clipping": "is made with a gradient of length"},
@@ -376,7 +387,7 @@ LOSS = "loss = F.cross_entropy(replica(images), labels, reduction='sum')"
 AUTOCAST = f"with torch.autocast('cpu', dtype=torch.float16):; {LOSS}"
 CLIP = "clip_grad_norm_(replica.parameters(), max_norm)"
 EQUIVALENT = {
-    **numbers_near("diagnosis_nan = {'symptom': 'too long', 'number': 2048, 'line': 7}", 2048),
+    **numbers_near("diagnosis_nan = {'number': 180, 'line': 10}", 180),
     f"{SEED.format(4)} -> {SEED.format(5)}": ANOTHER,
     f"{SEED.format(4)} -> {SEED.format(3)}": ANOTHER,
     f"scaler = {INIT.format(24)} -> scaler = {INIT.format(25)}": START,

@@ -9,6 +9,7 @@ from itertools import product
 
 from dtlab.predict import Cluster
 from dtlab.predict.plan import Plan, evaluate, search
+from dtlab.units.unit10.plan_320 import Setting
 
 
 def divisors(number):
@@ -101,6 +102,21 @@ def searched(model, cluster, batch, memory):
     return asdict(search(model, cluster, batch, memory=memory).best(1)[0].plan)
 
 
+# What `draw_settings(Random(0))` draws in the notebook. Their best plans are known by then.
+SETTINGS = [
+    Setting("node", 28, 7680, 64, 1, 25e9, 128, 72e9),
+    Setting("slow", 62, 5120, 40, 3, 12.5e9, 1536, 64e9),
+    Setting("few", 44, 6144, 48, 4, 25e9, 144, 66e9),
+]
+assert all(each.best.plan for each in SETTINGS)
+
+
+def read_off_the_settings(model, cluster, batch, memory):
+    """The notebook's settings have the best plan of each cluster that the check asks for."""
+    given = [(each.model, each.cluster, each.batch, each.memory) for each in SETTINGS]
+    return asdict(SETTINGS[given.index((model, cluster, batch, memory))].best.plan)
+
+
 def nothing(model, cluster, batch, memory):
     return None
 
@@ -179,8 +195,9 @@ TIMES = "times as long as that of the best plan"
 WRONG = {
     not_written: {"legal": "not written yet"},
     searched: {"legal": "finished code does not count"},
+    read_off_the_settings: {"legal": "search does the work for you"},
     nothing: {"legal": "NoneType"},
-    without_a_key: {"legal": "differ in chunks"},
+    without_a_key: {"legal": "a dict without 'chunks'"},
     a_float: {"legal": "must be a whole number"},
     one_gpu_too_few: {"legal": "this plan cannot run"},
     the_largest_microbatch: {"memory": "The largest part is", "slow": "pipeline bubble"},

@@ -1,4 +1,4 @@
-"""05/policies: repair a script whose layers reduce their gradients in 16 bits."""
+"""05/run_b: repair a script whose layers reduce their gradients in 16 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dtlab.grading.scripts.run import events_of, other_losses, other_steps
 from dtlab.units.unit05.runs import (
     REDUCES,
     ROOM,
-    SYMPTOMS,
     ShardedRun,
     dtypes_of,
     largest_gather,
@@ -73,11 +72,11 @@ def _not_in_16_bits(case: ShardedRun, results: list[Any], run: Observation) -> s
 
 
 PART = script_part(
-    "05/policies",
-    "Two precision policies",
+    "05/run_b",
+    "Run B",
     13,
     2,
-    "dtlab.units.unit05.runs_scripts.train_policies",
+    "dtlab.units.unit05.runs_scripts.train_b",
     scene(watched=False),
     trials_of(3, watched=False),
     (
@@ -86,7 +85,7 @@ PART = script_part(
         ),
         criterion(
             "training",
-            1,
+            2,
             "layers compute and are gathered in bfloat16",
             _not_in_16_bits,
             other_losses(_IN_16_BITS),
@@ -94,23 +93,20 @@ PART = script_part(
             waits=True,
         ),
     ),
-    SYMPTOMS,
     [
         "in_layers = MixedPrecisionPolicy(param_dtype=torch.bfloat16)",
         "fully_shard(layer, mesh=mesh, mp_policy=in_layers)",
     ],
     "Which call sets the dtype in which the gradients of a layer are reduced?",
     proof=proof(
-        lambda scene: {"bytes": sum(_narrow(scene.one)) / scene.case.steps},
+        lambda scene: {"bytes": _narrow(scene.one)[0]},
         "bytes",
-        "Add up the bytes of rank 0's events called reduce_scatter whose dtype has 16 bits, and "
-        "divide by the number of steps.",
+        "Which of rank 0's operations does not have the dtype that the author wants?",
         {
-            "bytes * case.steps": "that is the whole run. Divide by the number of steps.",
+            "bytes * case.depth": "that is all layers of a step. Give one operation.",
+            "bytes * case.depth * case.steps": "that is the whole run. Give one operation.",
             "2 * bytes": "those would be the bytes in float32.",
-            "bytes / case.depth": "that is one layer.",
             "bytes / ranks": "that is the part that one rank keeps.",
-            "bytes + 4 * case.root": "some of these are sent in float32.",
             "4 * case.root": "those are sent in float32, which is right.",
         },
         tolerance=0.001,

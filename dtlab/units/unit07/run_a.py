@@ -1,4 +1,8 @@
-"""07/unsynchronised: find out why the copies of a stage drift apart.
+"""07/run_a: repair a training on several pipelines that has two faults.
+
+    both faults             copies of the first stage drift apart; the last stage moves half as far
+    all stages averaged     all copies agree, and every stage moves half as far
+    divided once            copies of the first stage drift apart
 
 Rank r is in pipeline r // stages, and has stage r % stages:
 
@@ -10,13 +14,13 @@ pipeline 1        2   3
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.scripts.run import (
     Program,
     TrainingRun,
@@ -25,13 +29,12 @@ from dtlab.grading.scripts.run import (
     other_losses,
     other_parameters,
 )
-from dtlab.grading.scripts.symptoms import Finding, Scene, Symptoms, unmoved
 from dtlab.grading.words import amount
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-__all__ = ["PART", "SYMPTOMS", "Replica"]
+__all__ = ["PART", "Replica"]
 
 _COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "reduce")
 _NEAR = 1e-3  # of a loss
@@ -45,10 +48,11 @@ class Replica(TrainingRun):
 
     width: int
     num_stages: int = 2
+    num_steps: int = 4
 
     looks: ClassVar[tuple[str, str]] = (
         "What do these ranks send each other in a step?",
-        "The copies agree: on what mean?",
+        "The copies agree: compare their first updates with those of a single pipeline.",
     )
 
     def __str__(self) -> str:
@@ -57,6 +61,10 @@ class Replica(TrainingRun):
     @property
     def sizes(self) -> tuple[int, int]:
         return self.width, self.num_stages
+
+    @property
+    def steps(self) -> int:
+        return self.num_steps
 
     @staticmethod
     def build(*sizes: int) -> nn.Module:
@@ -112,79 +120,12 @@ def _too_much_sent(case: Replica, results: Sequence[Any], one: Observation) -> s
     return ""
 
 
-# Symptoms, as the notebook lists them -----------------------------------------------------------
-
-SYMPTOMS = Symptoms()
-
-
-def _copies(scene: Scene, wanted: Callable[[list[bool]], bool]) -> Finding:
-    """Says which stages have copies that differ, and whether that is as `wanted`."""
-    apart = [False] * scene.case.num_stages
-    for rank, result in enumerate(scene.results):
-        for name, first in scene.results[rank % len(apart)]["after"].items():
-            if stage_of(name) == rank % len(apart):
-                apart[stage_of(name)] |= not result["after"][name].equal(first)
-    states = (f"of stage {n} they {'differ' if x else 'agree'}" for n, x in enumerate(apart))
-    return Finding(wanted(apart), f"hashes of the copies: {', '.join(states)}")
-
-
-@SYMPTOMS.add(
-    "first apart",
-    "copies of the first stage end with different hashes, those of the last with the same",
-)
-def _first_apart(scene: Scene) -> Finding:
-    return _copies(scene, lambda apart: apart[0] and not apart[-1])
-
-
-@SYMPTOMS.add(
-    "last apart",
-    "copies of the last stage end with different hashes, those of the first with the same",
-)
-def _last_apart(scene: Scene) -> Finding:
-    return _copies(scene, lambda apart: apart[-1] and not apart[0])
-
-
-@SYMPTOMS.add("all apart", "copies of every stage end with different hashes")
-def _all_apart(scene: Scene) -> Finding:
-    return _copies(scene, all)
-
-
-@SYMPTOMS.add("mixed", "an all-reduce has ranks of different stages in it")
-def _mixed(scene: Scene) -> Finding:
-    mixed = sum(
-        any((peer - rank) % scene.case.num_stages for peer in event.peers)
-        for rank in range(len(scene.results))
-        for event in events_of(scene.one, "all_reduce", rank=rank)
-    )
-    return Finding(mixed > 0, f"{mixed} all-reduces had ranks of other stages in them")
-
-
-@SYMPTOMS.add("too often", "a gradient is all-reduced more than once in a step")
-def _often(scene: Scene) -> Finding:
-    case, ranks = scene.case, range(len(scene.results))
-    gradients = [case.steps * case.bytes_of(rank % case.num_stages) for rank in ranks]
-    most = max(_reduced(scene.one, rank) / gradients[rank] for rank in ranks)
-    words = f"a rank all-reduced its stage's gradient at most {most:.2g} times in a step"
-    return Finding(most > 1.5, words)
-
-
-@SYMPTOMS.add("stands", "a stage does not move")
-def _stands(scene: Scene) -> Finding:
-    count = scene.case.num_stages
-    still = {
-        rank % count
-        for rank in range(len(scene.results))
-        if rank % count in map(stage_of, unmoved(scene, rank))
-    }
-    return Finding(bool(still), f"{len(still)} stages stayed where they began")
-
-
 # The part ---------------------------------------------------------------------------------------
 
 
 def _measured(scene: Scene) -> dict[str, float]:
-    first, second = (_reduced(scene.one, rank) / scene.case.steps for rank in (0, 1))
-    return {"bytes": scene.case.bytes_of(0) - first, "other": second}
+    last = scene.case.num_stages - 1
+    return {"times": scene.case.first_update(scene.results, f"{last}.bias", last)[0]}
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -195,40 +136,38 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = script_part(
-    "07/unsynchronised",
-    "One stage goes its own way",
-    15,
-    2,
+    "07/run_a",
+    "Run A",
+    20,
+    3,
     "dtlab.units.unit07.replicas_script.train_replicas",
-    Trial(4, [Replica(0, 32)], limit=_LIMIT),
+    Trial(4, [Replica(0, 32, num_steps=1)], limit=_LIMIT),
     _trials,
     (
         criterion("copies", 2, "all copies have the same hash", copies_differ),
         criterion(
-            "training", 1, "as one process", other_parameters, other_losses(_NEAR), after="copies"
+            "training", 2, "as one process", other_parameters, other_losses(_NEAR), after="copies"
         ),
         criterion("traffic", 1, "no more than each gradient once", _too_much_sent, after="copies"),
     ),
-    SYMPTOMS,
     [
         "if result.loss is not None:",
         "for parameter in stage.module.parameters():",
         "dist.all_reduce(parameter.grad, group=replicas)",
+        "return F.cross_entropy(outputs, labels) / replicas.size()",
+        "parameter.grad /= replicas.size()",
     ],
-    "Which ranks reach the all-reduce at all?",
+    "Follow the gradient of each stage: which ranks change it after backward, and by what factor?",
     proof=proof(
         _measured,
-        "bytes",
-        "Which ranks have events called all_reduce, and which have none? For a rank that has "
-        "none: how many bytes are the gradients of its stage?",
+        "times",
+        "Run the program, and read the size of the first update on a rank of the last stage.",
         {
-            "bytes / 4": "those are elements: a gradient has 4 bytes each.",
-            "bytes * case.steps": "that is the whole run. Divide by steps.",
-            "other": "those are the gradients of another stage, which are sent.",
-            "bytes + other": "some of these are sent.",
-            "bytes / 2": "a rank passes its whole gradient, not a half.",
-            "0": "that is what it sends. What should it send?",
+            "1": "that is the size of a right update.",
+            "1 / times": "the other way round.",
+            "times / 2": "that is only one half of it.",
+            "times * 3 / 2": "compare with one pipeline that gets the batches of both.",
         },
-        unit="B",
+        tolerance=0.01,
     ),
 )

@@ -1,6 +1,6 @@
-"""07/one_slow_stage: read from a trace what limits a pipeline, and cut its layers better.
+"""07/run_b: read from a trace what limits a pipeline, and cut its layers better.
 
-`one_slow_stage(trace, goal)` is called with three traces. The answers are compared with the layer
+`run_b(trace, goal)` is called with three traces. The answers are compared with the layer
 times from which the traces were made, so nothing depends on the load of the machine. The first cut
 is then run with stand-in layers on an emulated cluster, and the report gives the measured speedup.
 """
@@ -162,7 +162,7 @@ _SPARE: Final = 2  # with this many microbatches less, the answer must miss the 
 
 @dataclass(frozen=True)
 class Sight(Faulty):
-    """Calls `one_slow_stage(trace, goal)` with the trace of some layers, split evenly.
+    """Calls `run_b(trace, goal)` with the trace of some layers, split evenly.
 
     An unreadable answer loses "stage". It also reports the fault "form", which blocks the other
     criteria.
@@ -192,7 +192,7 @@ class Sight(Faulty):
         if None in values:
             kind = results[0].get("type")
             form = str(kind)[:80] if kind else f"dict that has no {_KEYS[values.index(None)]!r}"
-            words = f"one_slow_stage returns a {form}. Return a dict with {_KEYS}."
+            words = f"run_b returns a {form}. Return a dict with {_KEYS}."
             yield from (("stage", words), ("form", words))
             return
         yield from self._of_trace(stage, ceiling)
@@ -346,9 +346,9 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="07/one_slow_stage",
+    name="07/run_b",
     level=3,
-    title="One slow stage",
+    title="Run B",
     minutes=30,
     difficulty=2,
     check=Check(

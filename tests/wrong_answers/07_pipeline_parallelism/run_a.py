@@ -1,4 +1,4 @@
-"""Answers to 07/unsynchronised: only ranks that have a loss average their gradients.
+"""Answers to 07/run_a: only ranks that have a loss average gradients, and the loss is divided too.
 
 An answer is a function without arguments that returns what is handed in.
 """
@@ -16,22 +16,39 @@ from dtlab.parallel.pipeline import PipelineStage, run_schedule
 from dtlab.schedules import gpipe, one_f_one_b
 from dtlab.units.unit07.replicas_script import train_replicas
 
-SAID = {"symptom": "first apart", "number": 8320, "line": 12}
+SAID = {"number": 0.5, "line": 16}
 
 
-def trained(stages, batches, average, wrap=None, make=one_f_one_b, after=None, at_end=None):
-    """`average` gets the stage's module, the mesh, and the result of a step."""
+def trained(
+    stages,
+    batches,
+    average,
+    wrap=None,
+    make=one_f_one_b,
+    after=None,
+    at_end=None,
+    divided=False,
+):
+    """`average` gets the stage's module, the mesh, and the result of a step.
+
+    If `divided`, the loss is divided by the number of pipelines before backward.
+    """
     mesh = make_mesh(data=dist.get_world_size() // len(stages), pipeline=len(stages))
     module = stages[mesh.get_local_rank("pipeline")]
     stage = PipelineStage(wrap(module, mesh) if wrap else module, group=mesh.get_group("pipeline"))
     optimizer = SGD(module.parameters(), lr=0.1)
+    count = mesh.get_group("data").size() if divided else 1
+
+    def loss(outputs, labels):
+        return F.cross_entropy(outputs, labels) / count
+
     losses = []
     for images, labels in batches:
         optimizer.zero_grad()
         schedule = make(len(stages), 4)
-        result = run_schedule(schedule, stage, images, labels, F.cross_entropy)
+        result = run_schedule(schedule, stage, images, labels, loss)
         if result.loss is not None:
-            losses.append(result.loss.item())
+            losses.append(result.loss.item() * count)
         average(module, mesh, result)
         optimizer.step()
         if after:
@@ -76,44 +93,24 @@ def said(**diagnosis):
 # Wrong ------------------------------------------------------------------------------------------
 
 
-def says_last():
-    return said(symptom="last apart")
+def as_it_should_be():
+    return said(number=1)
 
 
-def says_all():
-    return said(symptom="all apart")
+def the_other_way_round():
+    return said(number=2)
 
 
-def says_mixed():
-    return said(symptom="mixed")
+def a_quarter():
+    return said(number=0.25)
 
 
-def says_no_symptom():
-    return said(symptom="drift")
-
-
-def elements():
-    return said(number=2080)
-
-
-def the_whole_run():
-    return said(number=4 * 8320)
-
-
-def the_other_stage():
-    return said(number="1320 B")
-
-
-def what_is_sent():
-    return said(number=0)
-
-
-def both_stages():
-    return said(number=9640)
+def of_one_batch():
+    return said(number=0.75)
 
 
 def the_line_of_the_loss():
-    return said(line=13)
+    return said(line=17)
 
 
 def the_line_of_the_mesh():
@@ -132,6 +129,38 @@ def not_written(stages, batches):
 @mended
 def still_broken(stages, batches):
     return train_replicas(stages, batches)
+
+
+@mended
+def only_the_loop_moved(stages, batches):
+    """All copies agree, and all stages move half as far as they should."""
+    return trained(stages, batches, mean, divided=True)
+
+
+@mended
+def only_divided_once(stages, batches):
+    """The last stage is right, and the first stage's copies still drift apart."""
+
+    def average(module, mesh, result):
+        if result.loss is not None:
+            mean(module, mesh, result)
+
+    return trained(stages, batches, average)
+
+
+@mended
+def only_a_loss_divided(stages, batches):
+    def average(module, mesh, result):
+        if result.loss is not None:
+            mean(module, mesh, result, divide_by=1)
+
+    return trained(stages, batches, average, divided=True)
+
+
+@mended
+def reports_a_part_of_the_loss(stages, batches):
+    losses = trained(stages, batches, mean)
+    return [loss / 2 for loss in losses]
 
 
 @mended
@@ -317,50 +346,58 @@ def in_one_row_under_gpipe(stages, batches):
 
 
 @mended
+def a_sum_of_divided_losses(stages, batches):
+    return trained(stages, batches, functools.partial(mean, divide_by=1), divided=True)
+
+
+@mended
 def parameters_after_each_step(stages, batches):
     """With plain SGD that is the same."""
     return trained(stages, batches, nothing, after=mean_of_parameters)
 
 
 def text():
-    return said(symptom="First apart", number="8320 B", line="if result.loss is not None:")
+    return said(number="0.5", line="if result.loss is not None:")
 
 
 def the_all_reduce():
     return said(line="dist.all_reduce(parameter.grad, group=replicas)")
 
 
+def the_loss():
+    return said(line="return F.cross_entropy(outputs, labels) / replicas.size()")
+
+
 RIGHT = [
     for_all_ranks, wrapped, in_one_row_under_gpipe, parameters_after_each_step, text,
-    the_all_reduce,
+    a_sum_of_divided_losses, the_all_reduce, the_loss,
 ]  # fmt: skip
 
 WRONG = {
-    says_last: {"symptom": "of stage 0 they differ"},
-    says_all: {"symptom": "of stage 1 they agree"},
-    says_mixed: {"symptom": "0 all-reduces"},
-    says_no_symptom: {"symptom": "is no symptom"},
-    elements: {"number": "those are elements"},
-    the_whole_run: {"number": "Divide by steps"},
-    the_other_stage: {"number": "the gradients of another stage"},
-    what_is_sent: {"number": "What should it send?"},
-    both_stages: {"number": "some of these are sent"},
-    the_line_of_the_loss: {"line": "reach the all-reduce"},
-    the_line_of_the_mesh: {"line": "reach the all-reduce"},
-    a_function_alone: {"symptom": "must be a dict"},
+    as_it_should_be: {"number": "the size of a right update"},
+    the_other_way_round: {"number": "the other way round"},
+    a_quarter: {"number": "only one half of it"},
+    of_one_batch: {"number": "the batches of both"},
+    the_line_of_the_loss: {"line": "does what it should here"},
+    the_line_of_the_mesh: {"line": "does what it should here"},
+    a_function_alone: {"number": "must be a dict"},
     not_written: {"copies": "not written yet"},
     still_broken: {"copies": "the copies of stage 0"},
+    only_divided_once: {"copies": "the copies of stage 0"},
+    only_a_loss_divided: {"copies": "the copies of stage 0"},
+    only_the_loop_moved: {"training": "compare their first updates"},
+    reports_a_part_of_the_loss: {"training": "returns the losses"},
     the_other_ranks: {"copies": "the copies of stage 1"},
     first_and_last: {"copies": "the copies of stage 1"},
     over_the_pipeline: {"copies": ""},
     over_all_ranks: {"copies": ""},
     ranks_of_two_stages: {"copies": ""},
-    sums: {"training": "on what mean?"},
-    by_all_ranks: {"training": "on what mean?"},
-    the_first_pipelines_gradients: {"training": "on what mean?"},
-    parameters_of_the_first_pipeline: {"training": "on what mean?"},
-    once_in_the_end: {"training": "on what mean?"},
-    the_last_stage_goes_without: {"training": "on what mean?"},
+    sums: {"training": "The copies agree"},
+    by_all_ranks: {"training": "The copies agree"},
+    the_first_pipelines_gradients: {"training": "The copies agree"},
+    parameters_of_the_first_pipeline: {"training": "The copies agree"},
+    once_in_the_end: {"training": "The copies agree"},
+    the_last_stage_goes_without: {"training": "The copies agree"},
     losses_of_nobody: {"training": "returns the losses []"},
     losses_of_all_pipelines: {"training": "in one process those of its batches"},
     twice: {"traffic": "once in a step is enough"},

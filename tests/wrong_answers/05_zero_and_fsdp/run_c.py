@@ -1,4 +1,4 @@
-"""Answers to 05/leak: whole parameters of every step are kept.
+"""Answers to 05/run_c: whole parameters of every step are kept.
 
 An answer is a function without arguments that returns what is handed in.
 """
@@ -12,11 +12,11 @@ from torch.optim import SGD
 
 from dtlab.parallel.zero import Zero3
 from dtlab.parallel.zero.fully_sharded import NaiveZero3
-from dtlab.units.unit05.runs_scripts import Layer, train_leak
+from dtlab.units.unit05.runs_scripts import Layer, train_c
 from tests.wrong_answers.diagnoses import numbers_near
 from tests.wrong_answers.sharded_runs import changes_alike
 
-SAID = {"symptom": "grows", "number": 110248, "line": 12}
+SAID = {"number": 110248, "line": 12}
 
 
 def trained(model, batches, after, at_end, wrap=Zero3, rate=0.1):
@@ -66,18 +66,6 @@ def said(**diagnosis):
 # Wrong ------------------------------------------------------------------------------------------
 
 
-def says_giant():
-    return said(symptom="giant gather")
-
-
-def says_apart():
-    return said(symptom="apart")
-
-
-def says_no_symptom():
-    return said(symptom="leak")
-
-
 def a_ranks_part():
     return said(number=55124)
 
@@ -113,7 +101,7 @@ def not_written(model, batches):
 
 @mended
 def still_broken(model, batches):
-    return train_leak(model, batches)
+    return train_c(model, batches)
 
 
 def whole(sharded, kept, count):
@@ -340,16 +328,13 @@ def said_by_text():
 RIGHT = [a_sum_of_pieces, a_running_mean, a_sum_in_numpy, said_by_text]
 
 WRONG = {
-    says_giant: {"symptom": "of the model was whole"},
-    says_apart: {"symptom": "losses differed"},
-    says_no_symptom: {"symptom": "is no symptom. There are: giant gather"},
     a_ranks_part: {"number": "a rank's own pieces"},
     all_steps: {"number": "that is all steps together"},
     elements: {"number": "those are elements"},
     in_16_bits: {"number": "a rank's own pieces"},
     the_line_of_the_losses: {"line": "does what it should here"},
     the_line_of_the_mean: {"line": "which variable still holds them in the next step?"},
-    a_function_alone: {"symptom": "leak must be a dict"},
+    a_function_alone: {"number": "run_c must be a dict"},
     not_written: {"memory": "mended is not written yet"},
     still_broken: {"memory": "bytes more before the last batch"},
     a_whole_sum: {"memory": "Is the mean whole?"},
@@ -370,7 +355,7 @@ WRONG = {
     another_rate: {"training": "Change only what is broken"},
 }
 
-_SAID = "diagnosis_leak = {'symptom': 'grows', 'number': 110248, 'line': 12}"
+_SAID = "diagnosis_c = {'number': 110248, 'line': 12}"
 _KEPT = "for piece, total in zip(sharded.parameters(), sums, strict=True):; "
 _SUM, _COPY = "total += piece.detach()", "piece.data.copy_(total / len(losses))"
 _NOTED = "losses.append(loss.item())"

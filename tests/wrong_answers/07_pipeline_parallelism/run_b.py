@@ -1,4 +1,4 @@
-"""Answers to 07/one_slow_stage: what caps a pipeline, and the cut that lifts the cap.
+"""Answers to 07/run_b: what caps a pipeline, and the cut that lifts the cap.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. What is named neither there nor "blocked" in the report must be earned.
@@ -262,7 +262,7 @@ WRONG = {
     none_at_all: {"goal": "from 1 to"},
     a_pair: {"stage": "returns a tuple"},
     without_a_ceiling: {"stage": "has no 'ceiling'"},
-    not_written: {"stage": "one_slow_stage is not written yet"},
+    not_written: {"stage": "run_b is not written yet"},
 }  # fmt: skip
 
 _ORDER = "a sum, or the largest of some, is the same in any order"

@@ -1,0 +1,63 @@
+"""06/program_3: repair a program with two faults, one of which hides the other.
+
+    both faults           copies agree; what all ranks have whole, except for norms, moves t times
+                          as far as in one process
+    without the sum       the norms' copies drift apart
+    with f behind norms   everything that all ranks have whole moves t times as far
+"""
+
+from __future__ import annotations
+
+from dtlab.grading.checking.criteria import criterion
+from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.grading.scripts.run import copies_differ
+from dtlab.units.unit06.runs import (
+    AS_ONE,
+    not_shared,
+    other_bytes,
+    other_updates,
+    scene,
+    trials,
+)
+
+PART = script_part(
+    "06/program_3",
+    "Program 3",
+    18,
+    3,
+    "dtlab.units.unit06.runs_scripts.train_3",
+    scene(1),
+    trials,
+    (
+        criterion("copies", 1, "all ranks end with equal copies", copies_differ),
+        criterion(
+            "updates",
+            2,
+            "the first update of each parameter is that of one process",
+            not_shared,
+            other_updates,
+            after="copies",
+        ),
+        criterion(
+            "training", 1, "it trains as one process does", *AS_ONE, other_bytes, after="updates"
+        ),
+    ),
+    [
+        "hidden = layer.norm(copy_to_region(x))",
+        "for parameter in whole:",
+        "dist.all_reduce(parameter.grad)",
+    ],
+    "Which gradients are right on every rank before the all-reduces, and which are only parts?",
+    proof=proof(
+        lambda scene: {"times": scene.case.first_update(scene.results, "enter.weight", 0)[0]},
+        "times",
+        "Run the program on four ranks, and read the size of this first update.",
+        {
+            "ranks / 2": "that is what it is on two ranks.",
+            "1": "that is the size of a right update, and what the norms' updates have.",
+            "1 / ranks": "the other way round.",
+            "ranks - 1": "that is only the excess.",
+        },
+        tolerance=0.01,
+    ),
+)
