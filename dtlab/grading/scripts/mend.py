@@ -117,8 +117,8 @@ class MendScript(Mend):
         def judge(name: str, _: Any) -> Verdict:
             return self._judged(name, answer["diagnosis"], scene)
 
-        points = {"number": 1, "line": 2}
-        return [Rule(name, points[name], partial(judge, name)) for name in self._entries]
+        points = 2 // len(self._entries)
+        return [Rule(name, points, partial(judge, name)) for name in self._entries]
 
     @property
     def _entries(self) -> list[str]:
@@ -156,8 +156,8 @@ def script_part(
 ) -> Part:
     """Creates the part of a broken script: see `Part` and `MendScript`.
 
-    The mended script runs in `trials`, and `criteria` judge it. In the diagnosis the line has two
-    points, and a number one more.
+    The mended script runs in `trials`, and `criteria` judge it. The diagnosis has two points: for
+    the line, or one for the line and one for the number.
     """
     more.update(lines=lines, look=look)
     mend = MendScript(program, scene, Check(trials, criteria), **more)
