@@ -7,7 +7,6 @@ from dtlab.predict import (
     communication,
     context,
     memory,
-    overlap,
     strategy,
 )
 from dtlab.predict import hardware as cards
@@ -20,12 +19,11 @@ from dtlab.predict.context import *  # noqa: F403
 from dtlab.predict.hardware import *  # noqa: F403
 from dtlab.predict.hardware import LINKS as LINKS
 from dtlab.predict.memory import *  # noqa: F403
-from dtlab.predict.overlap import *  # noqa: F403
 from dtlab.predict.simulate import *  # noqa: F403
 from dtlab.predict.strategy import *  # noqa: F403
 
 _MODULES = (
-    asynchronous, balance, built_in, cards, communication, context, memory, overlap, _simulate,
+    asynchronous, balance, built_in, cards, communication, context, memory, _simulate,
     strategy,
 )  # fmt: skip
 __all__ = sorted(["LINKS", *(name for module in _MODULES for name in module.__all__)])
