@@ -4,6 +4,9 @@ data/        every rank has the whole model; gradients are averaged
 zero/        ZeRO: optimizer state, gradients and parameters are divided among the ranks
 tensor/      each rank has a part of every layer's weights
 pipeline/    each rank has some of the layers
+context/     the tokens of a sequence are split over ranks, in attention too
+domain/      each rank has a tile of a field, such as an image or a grid of weather
+expert/      the experts of a layer are spread over ranks, and tokens travel to them
 server/      some ranks keep the parameters, the other ranks compute gradients
 mesh.py      arranges ranks along several axes, with one process group per axis
 """

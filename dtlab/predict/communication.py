@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,9 @@ from dtlab.predict.hardware import Cluster, Link, Numbers
 from dtlab.predict.units import check_bytes, check_count, check_whole, is_number
 
 __all__ = [
+    "BucketTime",
     "Cluster",
+    "Gradient",
     "Link",
     "Traffic",
     "algorithm_bandwidth",
@@ -37,9 +40,11 @@ __all__ = [
     "all_to_all_seconds",
     "barrier_seconds",
     "broadcast_seconds",
+    "bucket_times",
     "bus_bandwidth",
     "bus_factor",
     "check_stage",
+    "exposed_seconds",
     "fit_link",
     "flat_ring_all_reduce_seconds",
     "gather_seconds",
@@ -345,3 +350,83 @@ def zero_traffic(
     if not reshard_after_forward:
         parameters = k
     return Traffic(params, ranks, parameters, gradients)
+
+
+# -------------------------------------------------------------- overlap with the backward pass
+#
+# Overlap of gradient communication with the backward pass, bucket by bucket.
+#
+#     backward    layer 4 | layer 3 | layer 2 | layer 1 |
+#     bucket 0            |-- all-reduce --|            :
+#     bucket 1                      ready :|-- all-reduce --|
+#                                                       :...: exposed
+#
+# A bucket is closed once it has enough bytes. It is ready when backward has computed its last
+# gradient; its all-reduce starts then, or when the previous all-reduce ends: S. Li et al. 2020,
+# "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", section 3.2.
+
+
+class Gradient(NamedTuple):
+    """The seconds of backward for a layer, and the bytes of the layer's gradients."""
+
+    seconds: float
+    nbytes: float
+
+
+class BucketTime(NamedTuple):
+    """Bytes of a bucket, and its times in seconds from the start of backward.
+
+    `ready` is the time of its last gradient; its all-reduce runs from `start` to `end`.
+    """
+
+    nbytes: float
+    ready: float
+    start: float
+    end: float
+
+
+def bucket_times(
+    gradients: Sequence[Gradient],
+    bucket_bytes: float,
+    ranks: int,
+    link: Link,
+    *,
+    first_bucket_bytes: float | None = None,
+) -> list[BucketTime]:
+    """Return the times of the buckets of one backward pass, on a ring of `ranks`.
+
+    `gradients` are in the order in which backward computes them: the last layer's first. A bucket
+    is closed once it has `bucket_bytes`, or `first_bucket_bytes` if it is the first. The times
+    assume that communication does not slow backward down.
+    Raises: ValueError for a bucket size that is not above 0, or gradients with values below 0.
+    """
+    limit = bucket_bytes if first_bucket_bytes is None else first_bucket_bytes
+    if not (bucket_bytes > 0 and limit > 0):
+        raise ValueError(f"A bucket needs more than 0 bytes, not {min(bucket_bytes, limit)!r}.")
+    if any(gradient.seconds < 0 or gradient.nbytes < 0 for gradient in gradients):
+        raise ValueError("Seconds and bytes of gradients must be 0 or more.")
+    buckets: list[BucketTime] = []
+    now = free = nbytes = 0.0
+    for number, gradient in enumerate(gradients):
+        now, nbytes = now + gradient.seconds, nbytes + gradient.nbytes
+        if nbytes >= limit or number == len(gradients) - 1:
+            start = max(now, free)
+            free = start + ring_all_reduce_seconds(nbytes, ranks, link)
+            buckets.append(BucketTime(nbytes, now, start, free))
+            nbytes, limit = 0.0, bucket_bytes
+    return buckets
+
+
+def exposed_seconds(
+    gradients: Sequence[Gradient],
+    bucket_bytes: float,
+    ranks: int,
+    link: Link,
+    *,
+    first_bucket_bytes: float | None = None,
+) -> float:
+    """Return the seconds from the end of backward to the end of the last bucket."""
+    buckets = bucket_times(
+        gradients, bucket_bytes, ranks, link, first_bucket_bytes=first_bucket_bytes
+    )
+    return buckets[-1].end - sum(grad.seconds for grad in gradients) if buckets else 0.0

@@ -1,4 +1,4 @@
-"""Three small models: an MLP, a convolutional network, a GPT.
+"""Four small models: an MLP, a convolutional network, a U-Net, a GPT.
 
 They are ordinary modules. Each draws its parameters from a seed or a `torch.Generator`, and does
 not change PyTorch's global random state: so the caller decides whether ranks begin with equal or
@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["GPT", "MLP", "Block", "ConvNet", "GPTConfig"]
+__all__ = ["GPT", "MLP", "Block", "ConvNet", "GPTConfig", "UNet"]
 
 Seed = int | torch.Generator
 
@@ -85,6 +86,48 @@ class ConvNet(nn.Module):
         """Return logits."""
         logits: Tensor = self.layers(images)
         return logits
+
+
+class UNet(nn.Module):
+    """A U-Net (Ronneberger et al. 2015): [n, channels, H, W] to the same shape.
+
+    At each of `depth` levels two 3 x 3 convolutions, with group norm and ReLU, work on half as
+    many rows and columns and twice as many features as above. On the way up, the features of the
+    same level are appended. H and W must be multiples of 2^depth.
+    """
+
+    def __init__(
+        self, channels: int = 1, width: int = 8, depth: int = 2, *, circular: bool = False,
+        seed: Seed = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        mode: Literal["circular", "zeros"] = "circular" if circular else "zeros"
+
+        def pair(inputs: int, outputs: int) -> nn.Sequential:
+            layers: list[nn.Module] = []
+            for size in (inputs, outputs):
+                convolution = nn.Conv2d(size, outputs, 3, padding=1, padding_mode=mode)
+                layers += [convolution, nn.GroupNorm(4, outputs), nn.ReLU()]
+            return nn.Sequential(*layers)
+
+        widths = [width << level for level in range(depth + 1)]
+        with _drawn_from(seed):
+            self.down = nn.ModuleList(map(pair, [channels, *widths[:-1]], widths))
+            above = list(itertools.pairwise(widths))[::-1]
+            self.up = nn.ModuleList(pair(fine + coarse, fine) for fine, coarse in above)
+            self.last = nn.Conv2d(width, channels, 1)
+        self.shrink, self.grow = nn.MaxPool2d(2), nn.Upsample(scale_factor=2, mode="nearest")
+
+    def forward(self, field: Tensor) -> Tensor:
+        """Return a field of the same shape."""
+        kept = [self.down[0](field)]
+        for level in self.down[1:]:
+            kept.append(level(self.shrink(kept[-1])))
+        features = kept.pop()
+        for level in self.up:
+            features = level(torch.cat([kept.pop(), self.grow(features)], 1))
+        result: Tensor = self.last(features)
+        return result
 
 
 # GPT ----------------------------------------------------------------------------------

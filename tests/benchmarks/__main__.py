@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 NAMES = (
     "launch", "recorder", "collectives", "watcher", "data_parallel", "zero", "fully_sharded",
-    "tensor", "pipeline", "gpt", "parameter_server",
+    "tensor", "pipeline", "gpt", "parameter_server", "splits",
 )  # fmt: skip
 
 

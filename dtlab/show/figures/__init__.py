@@ -15,6 +15,8 @@ from dtlab.show.figures.memory import memory_bar, memory_bars, staircase, zero_s
 from dtlab.show.figures.overlap import gather_and_free, overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring, ring_timeline
+from dtlab.show.figures.rounds import tree
+from dtlab.show.figures.splits import attention_rounds, field_frames, tile_halos
 from dtlab.show.figures.strategy import (
     decision_tree,
     mesh_figure,
@@ -24,10 +26,10 @@ from dtlab.show.figures.strategy import (
 )
 from dtlab.show.figures.table import collective_table
 from dtlab.show.figures.timeline import timeline, waits
-from dtlab.show.figures.tree import tree
 
 __all__ = [
     "activation_bars",
+    "attention_rounds",
     "bit_layouts",
     "bus_bandwidths",
     "collective_table",
@@ -35,6 +37,7 @@ __all__ = [
     "crossover",
     "decision_tree",
     "effective_batch",
+    "field_frames",
     "gather_and_free",
     "gradient_ranges",
     "line_chart",
@@ -57,6 +60,7 @@ __all__ = [
     "staircase",
     "straggler",
     "sweep_chart",
+    "tile_halos",
     "timeline",
     "tree",
     "waits",

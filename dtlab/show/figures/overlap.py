@@ -12,8 +12,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from dtlab.predict.asynchronous import gradients_per_second, mean_delay, step_seconds
-from dtlab.predict.communication import Link
-from dtlab.predict.overlap import BucketTime, Gradient, bucket_times, exposed_seconds
+from dtlab.predict.communication import BucketTime, Gradient, Link, bucket_times, exposed_seconds
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
 from dtlab.show.words import byte_words, short_words, time_unit, time_words

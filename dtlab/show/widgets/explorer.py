@@ -15,8 +15,7 @@ from typing import Any, Final
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.costs import ALL_REDUCES, crossover
 from dtlab.show.figures.ring import ring
-from dtlab.show.figures.rounds import TreeOperation, ring_rounds, tree_rounds
-from dtlab.show.figures.tree import tree
+from dtlab.show.figures.rounds import TreeOperation, ring_rounds, tree, tree_rounds
 from dtlab.show.notebook import Kept, in_a_kernel
 from dtlab.show.widgets.dials import Dial, box, bytes_scale, count_scale, rate_scale, seconds_scale
 

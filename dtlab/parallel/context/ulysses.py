@@ -1,0 +1,102 @@
+"""Ulysses attention: two all-to-alls exchange a split of the tokens for a split of the heads.
+
+    4 tokens and 4 heads on 2 ranks
+
+    rank 0  all heads of tokens 0 1  ─┐            ┌─►  heads 0 1 of all tokens  ─► attention
+                                      ├ all-to-all ┤
+    rank 1  all heads of tokens 2 3  ─┘            └─►  heads 2 3 of all tokens  ─► attention
+
+Attention needs all tokens of a head, but only one head at a time. So before attention each rank
+gives away its tokens of the other ranks' heads, and afterwards it gets its own tokens back. With
+N tokens, hidden size h and P ranks a rank sends N h / P * (P - 1) / P elements for each of the
+queries, keys, values and outputs: 4 N h (P - 1) / P^2. The backward pass sends as many. Every rank
+needs at least one head, also of the keys and values, which limits P.
+
+Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dtlab.messages import Group
+
+__all__ = ["simple_ulysses_attention", "ulysses_attention"]
+
+
+def simple_ulysses_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
+    """Causal attention over the tokens of all ranks: forward only, without grouped heads."""
+    ranks = dist.get_world_size(group)
+
+    def exchange(parts: list[Tensor]) -> list[Tensor]:
+        """Send part r to rank r, and return what each rank sent here."""
+        sent = torch.stack(parts)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=group)
+        return list(received)
+
+    # From [b, heads, tokens / ranks, d] to [b, heads / ranks, tokens, d]
+    whole = [torch.cat(exchange(list(x.chunk(ranks, dim=1))), dim=2) for x in (q, k, v)]
+    mixed = F.scaled_dot_product_attention(whole[0], whole[1], whole[2], is_causal=True)
+    return torch.cat(exchange(list(mixed.chunk(ranks, dim=2))), dim=1)
+
+
+def ulysses_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: Group = None, *, causal: bool = True
+) -> Tensor:
+    """Return attention over the tokens of all ranks, for this rank's tokens.
+
+    Args:
+        q: [b, heads, tokens / ranks, head_size]: this rank's run of consecutive tokens.
+        k, v: [b, kv_heads, tokens / ranks, head_size]; `heads` is a multiple of `kv_heads`.
+        causal: a token attends only to itself and to earlier tokens.
+
+    The result has the shape of q. All ranks must have the same number of tokens.
+    Raises: ValueError if the ranks do not divide the heads of the keys and values.
+    """
+    ranks = dist.get_world_size(group)
+    if k.shape[1] % ranks or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"ulysses_attention: {ranks} ranks cannot share {q.shape[1]} heads of queries and "
+            f"{k.shape[1]} of keys and values. Each rank needs whole heads of both: use a "
+            f"number of ranks that divides {k.shape[1]}, or ring_attention."
+        )
+    # One message for each pair of ranks holds queries, keys and values.
+    heads = [x.shape[1] // ranks for x in (q, k, v)]
+    rows = [torch.unflatten(x, 1, (ranks, -1)) for x in (q, k, v)]
+    mine = _Exchange.apply(torch.cat(rows, 2).movedim(1, 0), group)  # type: ignore[no-untyped-call]
+    whole = mine.movedim(0, 2).flatten(2, 3)  # [b, heads / ranks, tokens, d]
+    q, k, v = torch.split(whole, heads, 1)
+    grouped = heads[0] != heads[1]
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    parts = torch.unflatten(mixed, 2, (ranks, -1)).movedim(2, 0)
+    back: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]
+    return back.movedim(0, 1).flatten(1, 2)
+
+
+class _Exchange(torch.autograd.Function):
+    """An all-to-all of the rows of a tensor. Its gradient goes back the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return _exchange(rows, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _exchange(gradient, ctx.group), None
+
+
+def _exchange(rows: Tensor, group: Group) -> Tensor:
+    """Send row r to rank r of the group, and return the rows that came from each rank."""
+    rows = rows.contiguous()
+    received = torch.empty_like(rows)
+    dist.all_to_all_single(received.view(-1), rows.view(-1), group=group)
+    return received

@@ -1,0 +1,57 @@
+"""Figures of split sequences and fields: what their words and shapes say."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from matplotlib.patches import Rectangle
+
+from dtlab.show import Figure, attention_rounds, field_frames, tile_halos
+
+
+def shapes(figure: Figure) -> Counter[str]:
+    patches = figure.findobj(Rectangle)
+    return Counter(gid for patch in patches if (gid := patch.get_gid()))
+
+
+def test_ring_attention_in_contiguous_order_leaves_early_ranks_idle() -> None:
+    figure = attention_rounds(4)
+    count = shapes(figure)
+    assert (count["seen"], count["unseen"]) == (10, 6)
+    # 8 half blocks of work, in the time of 14: the diagonal, then three full rounds.
+    assert "rank 0: 6, 0, 0, 0; rank 1: 6, 12, 0, 0;" in figure.alt_text
+    assert "The ranks work 57% of the time; in each round they wait" in figure.alt_text
+
+
+def test_zigzag_order_gives_every_rank_the_same_work_in_every_round() -> None:
+    figure = attention_rounds(4, zigzag=True)
+    assert "rank 0: 6, 6, 6, 6; rank 1: 6, 6, 6, 6;" in figure.alt_text
+    assert figure.alt_text.endswith("The ranks work 100% of the time.")
+    assert shapes(attention_rounds(3, causal=False))["unseen"] == 0
+
+
+def test_a_halo_shows_who_sends_which_cells() -> None:
+    inside = tile_halos(3, 3, cells=4, width=1, rank=4)
+    assert shapes(inside) == {"halo": 20}
+    assert "4 cells from rank 1" in inside.alt_text and "1 cells from rank 0" in inside.alt_text
+    corner = tile_halos(2, 2, cells=4, width=2)
+    assert shapes(corner) == {"halo": 2 * 8 + 4, "zero": 2 * 8 + 12}
+    assert shapes(tile_halos(2, 2, cells=4, width=2, boundary="periodic")) == {"halo": 48}
+
+
+def test_frames_of_a_field_share_one_scale() -> None:
+    figure = field_frames([np.zeros((4, 6)), np.ones((4, 6))], ["before", "after"], mesh=(2, 2))
+    assert "colours from 0 to 1; lines are the edges of 2 x 2 tiles" in figure.alt_text
+    assert "after: from 1 to 1, mean 1" in figure.alt_text
+    assert len(figure.to_png()) > 1000
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="give 2 to 8 ranks, not 9"):
+        attention_rounds(9)
+    with pytest.raises(ValueError, match="rank 6 of 6"):
+        tile_halos(2, 3, rank=6)
+    with pytest.raises(ValueError, match="1 frames, but 0 names"):
+        field_frames([np.zeros((2, 2))], [])
