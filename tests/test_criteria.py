@@ -189,3 +189,11 @@ def test_a_check_judges_an_answer_on_recorded_runs() -> None:
 def test_nothing_is_judged_if_the_recorded_runs_do_not_finish() -> None:
     late = Pretended(RankTimeoutError("too slow", running=[]))
     assert recorded_first(late) == ["blocked", "blocked"]
+
+
+def test_a_note_of_a_case_that_does_not_exist_names_no_case() -> None:
+    """An exception of the learner can hold the words with which a check notes the case."""
+    forged = Failure("exception", "ValueError: no\n(in case 7 of this check)", "a.py", 4, "f()", 2)
+    seen = Observation(Trial(1, [Doubling("small")]), error=RankError("no", failures={0: forged}))
+    assert seen.failed_case is None
+    assert status(seen)["small"] == "lost"

@@ -217,7 +217,8 @@ class Observation:
         """The number of the case in which the rank failed, None if it is not known."""
         failure = self.failure
         match = _NOTE.search(failure.traceback or failure.message) if failure else None
-        return int(match[1]) if match else None
+        number = int(match[1]) if match else None  # a learner's message can hold such a note too
+        return number if number is not None and number < len(self.trial.cases) else None
 
     @property
     def _stopped_in(self) -> int | None:
