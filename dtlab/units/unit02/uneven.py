@@ -95,7 +95,7 @@ PART = Part(
         where={
             "n": "sum(sizes)",
             "mean_of_means": "sum(gradients) / 3",
-            "total": "sum(size * one for size, one in zip(sizes, gradients))",
+            "total": "sum(size * gradient for size, gradient in zip(sizes, gradients))",
         },
     ),
 )

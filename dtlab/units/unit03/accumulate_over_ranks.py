@@ -63,8 +63,8 @@ def travels_once(events: Sequence[Event], size: int, what: str) -> str:
     return (f"you send {what} {often}: " if times > 1 else "") + f"{reduced}."
 
 
-def _travels_often(seen: Seen) -> str:
-    """A message if a step sends more than the gradients once and a few numbers; else empty."""
+def _not_reduced_once(seen: Seen) -> str:
+    """A message unless each step all-reduces the gradients exactly once; empty otherwise."""
     for where, size, events in in_each_step(seen, "equal"):
         wrong = travels_once(events, size, "the gradients")
         if wrong:
@@ -161,7 +161,7 @@ _ONCE = rule(
     "once",
     2,
     "the gradients travel once in a step, and a few numbers",
-    also=_travels_often,
+    also=_not_reduced_once,
     after="equal",
 )
 _UNEVEN = rule(

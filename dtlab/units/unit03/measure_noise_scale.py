@@ -175,7 +175,7 @@ class Measuring(Reducing):
         gap = "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b)"
         known = {
             "tr(Sigma) is the noise of one sample. This is that of a batch.": norms.scale / batch,
-            "the spread about the mean of N gradients is divided by N - 1, not by N.": (
+            "this divides the sum of N squared deviations from the mean by N: divide by N - 1.": (
                 biased(batch * apart)
             ),
             "the mean gradient is noisy too: subtract tr(Sigma) / (samples of all ranks) from "

@@ -110,8 +110,8 @@ class Spanning(Faulty):
 
 _CHANGED = "the list of layers has changed afterwards: leave it as it is."
 _ARGUMENT = (
-    "The function runs again in backward. If it reads a loop variable, that has its last value by "
-    "then: pass it as an argument."
+    "The function runs again in backward. By then a loop variable has its last value. If the "
+    "function needs the variable, pass it as an argument."
 )
 _AT_ONCE = "Backward begins with this group, so it is recomputed at once: that saves no memory."
 _ENOUGH = "once in forward, and once more under a checkpoint."

@@ -76,7 +76,8 @@ QUESTIONS = asked(
         "sequence",
         "the same with sequence parallelism",
         "kept['sequence']",
-        "Which lines of the table does it divide that were whole before?",
+        "Tensor parallelism alone leaves some lines of the table whole on every rank. Which of "
+        "these does sequence parallelism divide?",
         {
             "kept['tensor']": "this is without sequence parallelism.",
             "sbh * (4 + (30 + 5 * matrices) / t)": "this divides norms and dropout. Are inputs "
