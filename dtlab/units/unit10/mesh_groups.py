@@ -74,8 +74,8 @@ class Grouping(Faulty):
                     "same",
                     f"ranks {first} and {rank} hold two different process groups of the axis "
                     f"{axis}, with the same members. A collective would wait forever: each rank "
-                    "calls it on its own group. Each call of new_group returns another group: from "
-                    "which call does each rank keep the result?",
+                    "calls it on its own group. Each call of new_group returns another group: "
+                    "from which call does each rank keep the result?",
                 )
                 return
         enough = sum(prod(sizes.values()) // size for size in sizes.values())
