@@ -167,7 +167,7 @@ def test_buttons_below_the_report_run_a_case_again(monkeypatch: pytest.MonkeyPat
     notebook = new_notebook(cells=[new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     *_, report, kept, buttons = notebook.cells[1].outputs  # a notice may come first
-    assert report.data["text/plain"].startswith("tree_broadcast   0 of 6 points\n  lost")
+    assert report.data["text/plain"].startswith("average_gradients   1 of 5 points\n  lost")
     assert "text/html" in report.data
     assert "dtlab-kept" in kept.data["text/html"]  # no error of a widget on the next day
     assert "application/vnd.jupyter.widget-view+json" in buttons.data

@@ -104,7 +104,7 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
          needs="stage2_bytes"),
     Question("stage3", "Does the model fit with the parameters sharded too?", "stage3_bytes",
              _BUDGET, yes="tokens", no="tensor"),
-    Question("tokens", "Does a step compute enough to hide the traffic of ZeRO stage 3?",
+    Question("tokens", "Does compute hide the traffic of ZeRO stage 3?",
              "break_even_tokens", "tokens_per_gpu", yes="zero3", no="layers"),
     Leaf("zero3", "ZeRO stage 3 (FSDP)", "Parameters are gathered block by block, in forward and "
          "in backward. That sends 3 Psi elements for each microbatch with Psi parameters. The "
@@ -121,13 +121,13 @@ _NODES: Final[tuple[Question | Leaf, ...]] = (
          "not help: there are fewer blocks than GPUs. Tensor parallelism in the node and a "
          "pipeline over nodes send activations instead.",
          because="tokens", needs="tensor_bytes"),
-    Question("tensor", "Does the model fit if the GPUs of a node share the activations too?",
+    Question("tensor", "Does it fit if the GPUs of a node share activations too?",
              "tensor_bytes", _BUDGET, yes="tensor_parallel", no="context"),
     Leaf("tensor_parallel", "tensor parallelism", "With sequence parallelism it divides "
          "activations too, not only states. It communicates in every layer, so use it inside a "
          "node; across nodes use ZeRO stage 3 or a pipeline.", because="stage3",
          needs="tensor_bytes"),
-    Question("context", "Does the model fit if all GPUs share states and activations?",
+    Question("context", "Does it fit if all GPUs share states and activations?",
              "split_stage3_bytes", _BUDGET, yes="context_parallel", no="too_few"),
     Leaf("context_parallel", "context or domain parallelism with ZeRO stage 3", "Each sample and "
          "all model states are divided among all GPUs of all nodes.",
