@@ -149,7 +149,7 @@ WRONG = {
     tensor_alone: {"sequence": "this is without sequence parallelism"},
     inputs_whole: {"sequence": "this divides norms and dropout"},
     masks_whole: {"sequence": "both masks"},
-    norms_whole: {"sequence": "is not it. Which lines"},
+    norms_whole: {"sequence": "is not it. Tensor parallelism alone"},
     no_floor: {"floor": "the limit with sequence parallelism"},
     one_rank: {"floor": "are between f and g"},
     no_masks: {"floor": "masks outside of attention"},
