@@ -78,6 +78,8 @@ def _wrong(check: Check, one: Observation) -> list[str]:
     """What is wrong with the case, each message once."""
     by_case = isinstance(one.trial.cases[0], Faulty)
     messages = [fault([one], rule.name) for rule in check.rules] if by_case else one.mistakes
+    if not any(messages):  # the ranks may have sent, called or held too much
+        messages = [found.message for found in check.settle([one]) if found.status == "lost"]
     return list(dict.fromkeys(as_text(text) for text in messages if text not in ("", UNREADABLE)))
 
 

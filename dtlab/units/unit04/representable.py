@@ -146,9 +146,9 @@ _QUESTIONS = asked(
     ),
     number(
         "rounded",
-        "Between which two numbers does x lie, and which of them is nearer?",
+        "Find the two numbers between which x lies. To which of them is x rounded?",
         "small.rounded(x)",
-        "Between which two numbers does x lie, and which of them is nearer?",
+        "Find the two numbers between which x lies. To which of them is x rounded?",
         {
             "below_x": "this cuts off the bits that do not fit. Which neighbour of x is nearer?",
             "x": "this is x itself, which needs more bits than there are.",

@@ -297,7 +297,7 @@ WRONG = {
     cut_off: {"rounded": "this cuts off"},
     not_rounded: {"rounded": "this is x itself"},
     one_number_too_low: {"rounded": "x does not lie next to this one"},
-    one_number_too_high: {"rounded": "is not it. Between which two numbers"},
+    one_number_too_high: {"rounded": "is not it. Find the two numbers"},
     ties_and_others_mixed_up: {"one_plus": "half of the spacing above 1"},
     sum_is_underflow: {"one_plus": "by itself bf16 holds it"},
     sum_is_cut_off: {"one_plus": "would be 1 as well"},
