@@ -72,7 +72,7 @@ def test_progress_says_by_hand_and_goes_on() -> None:
     points = sum(part.points for part in required)
     assert f"05 ZeRO and FSDP  ██████████ {points:g} of {points:g} points" in str(shown)
     assert shown.next is None
-    assert str(shown).endswith("Everything in unit 05 is passed.")
+    assert str(shown).endswith("Every exercise in unit 05 is passed.")
 
 
 # Notebooks --------------------------------------------------------------------------------------

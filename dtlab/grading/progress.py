@@ -209,7 +209,7 @@ class Progress:
         following = self.next
         if following is None:
             where = f" in unit {self.only}" if self.only else ""
-            return [f"Everything{where} is passed."]
+            return [f"Every exercise{where} is passed."]
         minutes = following.minutes
         time = f", {minutes} minutes" if minutes else ""
         title = f", {following.title}" if isinstance(following, Part) else ""

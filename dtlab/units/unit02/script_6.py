@@ -52,6 +52,10 @@ PART = script_part(
             2, "traffic", too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)
         ),
     ),
-    lines=["optimizer.zero_grad()", "loss = F.cross_entropy(replica(images), labels)"],
+    lines=[
+        "optimizer.zero_grad()",
+        "loss = F.cross_entropy(replica(images), labels)",
+        "loss.backward()",
+    ],
     look="Which microbatches are in `.grad` when the optimizer steps, and with which weights?",
 )

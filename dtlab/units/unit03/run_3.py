@@ -35,6 +35,7 @@ PART = script_part(
     lines=[
         "peak = linear_scaled_lr(0.05, 32, micro * accumulate)",
         'loss = F.cross_entropy(replica(images), labels, reduction="sum") / micro',
+        "loss.backward()",
     ],
     look="An update is a rate times a gradient. By which factor is each of them off?",
 )

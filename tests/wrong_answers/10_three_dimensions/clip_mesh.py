@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 
 
-def gradients(parameters):
+def gradients_of(parameters):
     return [one.grad for one in parameters if one.grad is not None]
 
 
@@ -31,7 +31,7 @@ def norm_of(parameters, groups, share=share, axes=("tensor", "pipeline")):
 
 def cut(parameters, max_norm, norm):
     if norm > max_norm:
-        for gradient in gradients(parameters):
+        for gradient in gradients_of(parameters):
             gradient *= max_norm / norm
     return norm
 
@@ -147,7 +147,7 @@ def each_rank_by_its_own_norm(parameters, max_norm, groups):
     norm = norm_of(parameters, groups)
     if norm > max_norm:
         cut(
-            parameters, max_norm, torch.stack([one.norm() for one in gradients(parameters)]).norm()
+            parameters, max_norm, torch.stack([one.norm() for one in gradients_of(parameters)]).norm()
         )
     return norm
 
@@ -160,7 +160,7 @@ def shards_only_are_cut(parameters, max_norm, groups):
 
 def always_to_max_norm(parameters, max_norm, groups):
     norm = norm_of(parameters, groups)
-    for gradient in gradients(parameters):
+    for gradient in gradients_of(parameters):
         gradient *= max_norm / norm
     return norm
 
@@ -180,7 +180,7 @@ def zeros_where_missing(parameters, max_norm, groups):
 
 
 def stays_away_without_gradients(parameters, max_norm, groups):
-    if not gradients(parameters):
+    if not gradients_of(parameters):
         return torch.zeros(())
     return right(parameters, max_norm, groups)
 

@@ -15,7 +15,7 @@ def rows_of(sizes, axis):
     return ranks.movedim(number, -1).reshape(-1, sizes[axis]).tolist()
 
 
-def mesh_groups(sizes, rows=rows_of, axes=None):
+def made_groups(sizes, rows=rows_of, axes=None):
     """Makes every group once; a mistake hands over other rows, or makes some axes only."""
     groups = {}
     for axis in sizes if axes is None else axes:
@@ -27,7 +27,7 @@ def mesh_groups(sizes, rows=rows_of, axes=None):
 
 
 def right(sizes):
-    return mesh_groups(sizes)
+    return made_groups(sizes)
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -64,11 +64,11 @@ def own_groups_first(sizes):
 
 
 def forgets_to_return(sizes):
-    mesh_groups(sizes)
+    made_groups(sizes)
 
 
 def a_list(sizes):
-    return list(mesh_groups(sizes).values())
+    return list(made_groups(sizes).values())
 
 
 def members_only(sizes):
@@ -79,7 +79,7 @@ def members_only(sizes):
 
 def first_axis_fastest(sizes):
     turned = dict(reversed(sizes.items()))
-    return mesh_groups(sizes, lambda _, axis: rows_of(turned, axis))
+    return made_groups(sizes, lambda _, axis: rows_of(turned, axis))
 
 
 def rows_for_columns(sizes):
@@ -88,7 +88,7 @@ def rows_for_columns(sizes):
     def rows(sizes, axis):
         return torch.arange(math.prod(sizes.values())).view(-1, sizes[axis]).tolist()
 
-    return mesh_groups(sizes, rows)
+    return made_groups(sizes, rows)
 
 
 def ranks_with_the_same_coordinate(sizes):
@@ -97,7 +97,7 @@ def ranks_with_the_same_coordinate(sizes):
     def rows(sizes, axis):
         return [list(row) for row in zip(*rows_of(sizes, axis), strict=True)]
 
-    return mesh_groups(sizes, rows)
+    return made_groups(sizes, rows)
 
 
 def strides_of_the_next_axis_only(sizes):
@@ -112,7 +112,7 @@ def strides_of_the_next_axis_only(sizes):
             found.setdefault((rank // (stride * sizes[axis]), rank % stride), []).append(rank)
         return list(found.values())
 
-    return mesh_groups(sizes, rows)
+    return made_groups(sizes, rows)
 
 
 def last_group_of_each_axis(sizes):
@@ -148,20 +148,20 @@ def every_combination(sizes):
     """A group for all pairs of axes too, of which nothing is kept."""
     for _ in range(math.prod(sizes.values()) + 1):
         dist.new_group()
-    return mesh_groups(sizes)
+    return made_groups(sizes)
 
 
 def none_on_axes_of_one_rank(sizes):
-    groups = mesh_groups(sizes)
+    groups = made_groups(sizes)
     return {axis: group if sizes[axis] > 1 else None for axis, group in groups.items()}
 
 
 def leaves_axes_of_one_rank_out(sizes):
-    return mesh_groups(sizes, axes=[axis for axis in sizes if sizes[axis] > 1])
+    return made_groups(sizes, axes=[axis for axis in sizes if sizes[axis] > 1])
 
 
 def all_ranks_on_axes_of_one_rank(sizes):
-    groups = mesh_groups(sizes)
+    groups = made_groups(sizes)
     return {axis: group if sizes[axis] > 1 else dist.group.WORLD for axis, group in groups.items()}
 
 
