@@ -490,7 +490,7 @@ def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
     assert "of one sample" in said(right / batch)
     assert "the mean gradient is noisy too" in said(norms.variance / norms.big)
     biased = batch * (norms.small - norms.big)
-    assert "not by N" in said(biased / (norms.big - biased / (batch * ranks)))
+    assert "divide by N - 1" in said(biased / (norms.big - biased / (batch * ranks)))
     assert "of the *sum* of the gradients" in said(norms._replace(big=ranks**2 * norms.big).scale)
     for inverted in (1 / batch - 1 / (batch * ranks), 1 / (batch * ranks - batch)):
         variance = (norms.small - norms.big) * inverted

@@ -146,9 +146,8 @@ def never_cuts(parameters, max_norm, groups):
 def each_rank_by_its_own_norm(parameters, max_norm, groups):
     norm = norm_of(parameters, groups)
     if norm > max_norm:
-        cut(
-            parameters, max_norm, torch.stack([one.norm() for one in gradients_of(parameters)]).norm()
-        )
+        norms = [gradient.norm() for gradient in gradients_of(parameters)]
+        cut(parameters, max_norm, torch.stack(norms).norm())
     return norm
 
 
