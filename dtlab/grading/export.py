@@ -187,7 +187,7 @@ class Moodle(Table):
     def rows(
         self, gradebook: Gradebook, assignments: Sequence[Assignment], students: Sequence[Student]
     ) -> Iterator[Row]:
-        """Yields a row of names, and one for each student."""
+        """Yields the header row, then one row for each student who has the identifier."""
         by, titles = self.identify, {"email": "Email address", "idnumber": "ID number"}
         if by == "auto":
             by = "email" if all(student.email for student in students) else "username"

@@ -53,7 +53,7 @@ class Clock(threading.local):
         self._excluded = 0  # nanoseconds of calls into the backend since the last wait
 
     def now(self) -> int:
-        """Nanoseconds, never ahead of the real clock."""
+        """Return the emulated time in nanoseconds; it is never ahead of the real clock."""
         return _now() - self._late - self._excluded
 
     def exclude(self, spent: int) -> None:

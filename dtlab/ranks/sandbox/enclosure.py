@@ -79,7 +79,7 @@ class Enclosure:
 
     @property
     def folder(self) -> str:
-        """The working folder of ranks: the sandbox's home folder, or "/" without that wall."""
+        """The ranks' working folder: the sandbox's home folder, or "/" without the wall "files"."""
         return HOME if self._walls.stand("files") else "/"
 
     def request(self, kind: bytes, fds: list[int]) -> None:

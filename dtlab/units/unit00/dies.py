@@ -85,7 +85,7 @@ _DIES_MISTAKES = {
     "forward": "add up the weights, both batches, and the activations that forward saves.",
     "backward": "backward runs only if forward fits. What does backward add?",
     "step": "the step runs only if backward fits. How large are gradients and optimizer state?",
-    "second": "the second iteration runs only if the first one fits. What is still in memory?",
+    "second": "add up what the second iteration holds: also what the first one left behind.",
     "fits": "one of the phases exceeds the limit. Count the bytes of the peak phase.",
 }
 

@@ -1,4 +1,4 @@
-"""01/mend_1: repair a ring that names its neighbours by their places in the node."""
+"""01/mend_1: repair a ring that uses local ranks where global ranks are meant."""
 
 from __future__ import annotations
 

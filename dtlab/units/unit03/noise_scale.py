@@ -1,6 +1,6 @@
 """03/noise_scale: compute the gradient noise scale from squared norms at two batch sizes.
 
-A run at batch B takes fewest x (1 + B_simple / B) steps (McCandlish et al. 2018).
+A run at batch B takes fewest x (1 + B_noise / B) steps (McCandlish et al. 2018).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ PART = Part(
         ),
         number(
             "noise_scale",
-            "B_simple",
+            "B_noise",
             "scale",
             "At which batch is the noise in a gradient as large as the signal?",
             {
@@ -101,7 +101,7 @@ PART = Part(
         ),
         choices(
             "well_below",
-            "the batches that are well below B_simple, so that the linear rule can be expected to "
+            "the batches that are well below B_noise, so that the linear rule can be expected to "
             "hold: those whose gradient has at least 4 times as much noise as signal",
             [str(batch) for batch in _BATCHES],
             formula("up_to(scale / 4)"),
@@ -109,7 +109,7 @@ PART = Part(
             {
                 formula("up_to(scale)"): "these are all that have more noise than signal. Do all "
                 "of them have 4 times as much?",
-                formula("up_to(2048) - up_to(scale)"): "these are above B_simple, where the "
+                formula("up_to(2048) - up_to(scale)"): "these are above B_noise, where the "
                 "signal is larger than the noise.",
                 formula("up_to(2048) - up_to(scale / 4)"): "this is the opposite: with more "
                 "samples there is less noise.",
@@ -120,11 +120,11 @@ PART = Part(
             "fewest",
             "the fewest steps in which a batch without limit would reach that loss",
             "steps / (1 + scale / small)",
-            "What is 1 + B_simple / B at the small batch, and without a limit to B?",
+            "What is 1 + B_noise / B at the small batch, and without a limit to B?",
             {
                 "steps * small / scale": "this assumes that steps fall in proportion up to "
-                "B_simple, and then stay.",
-                "steps / 2": "this would be right if the small batch were as large as B_simple.",
+                "B_noise, and then stay.",
+                "steps / 2": "this would be right if the small batch were as large as B_noise.",
                 "0": "even without noise, training takes steps.",
             },
             unit="steps",
@@ -133,12 +133,12 @@ PART = Part(
             "saved",
             "by doubling a batch of {above}: the part of the steps at {above} that is saved",
             "100 * saved",
-            "Compute 1 + B_simple / B before and after. By what part does it fall?",
+            "Compute 1 + B_noise / B before and after. By what part does it fall?",
             {
-                "50": "steps are halved only if the batch is far below B_simple.",
+                "50": "steps are halved only if the batch is far below B_noise.",
                 "100 * fall": "this is a part of the fewest steps, not of the steps before.",
                 "100 - answer": "this is the part of the steps that is left.",
-                "0": "a little noise is left, even far above B_simple.",
+                "0": "a little noise is left, even far above B_noise.",
             },
             unit="%",
         ),
@@ -149,7 +149,7 @@ PART = Part(
             "Samples are steps times batch.",
             {
                 "2": "this would be right if no step were saved.",
-                "1": "this is right far below B_simple, where half of the steps are saved.",
+                "1": "this is right far below B_noise, where half of the steps are saved.",
                 "answer / 2": "this is the ratio of steps.",
             },
         ),

@@ -59,7 +59,7 @@ class Reducing(WithGradients):
         known = {
             f"it has this rank's tokens only. Sum the parts over {sharers}.":
                 self.mean(which, data, stages, own),
-            f"it has this stage's part only. Add both copies, {pipeline}.":
+            f"it has only this pipeline stage's part. Add both copies' gradients: {pipeline}.":
                 self.mean(which, data, place[1:2], own),
             "it is the mean of both copies. What one process has is their sum.":
                 wanted / len(stages),
