@@ -79,7 +79,7 @@ class Enclosure:
 
     @property
     def folder(self) -> str:
-        """The ranks' working folder: the sandbox's home folder, or "/" without the wall "files"."""
+        """The ranks' working folder: the sandbox's home, or "/" without the wall "files"."""
         return HOME if self._walls.stand("files") else "/"
 
     def request(self, kind: bytes, fds: list[int]) -> None:
