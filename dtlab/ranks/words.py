@@ -35,5 +35,5 @@ def writes_in_place(collective: str) -> str:
     """Advice for code that uses the return value of a collective such as "all_reduce"."""
     return (
         f"dist.{collective} returns None: it writes its result into a tensor that you pass. Call "
-        "it in a line of its own, and then use that tensor."
+        "it on a separate line, and then use that tensor."
     )

@@ -5,9 +5,9 @@
     rank 1  tokens d e f   router: d→2 e→1 f→2      experts 2 3 ◄─ a, c, d, f  ┘ and back
 
 A layer of n experts has n times the parameters of one MLP, but each token is computed by one or
-two of them. The tokens of each rank go to the ranks of their experts by an all-to-all, and the
-results come back by another. How many tokens go where depends on the data: the ranks first
-exchange these numbers, and the all-to-all has splits of different sizes.
+two of them. One all-to-all sends the tokens of each rank to the ranks of their experts, and
+a second one returns the results. The number of tokens for each rank depends on the data. So the
+ranks first exchange these numbers, and the all-to-all has splits of different sizes.
 
 If most tokens choose the same expert, its rank works while the others wait. Two measures: an
 expert takes at most `capacity` tokens of each rank, and leaves out the rest, which then have only
@@ -138,7 +138,7 @@ class ExpertParallel(nn.Module):
         self.routing: Routing | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Send the tokens to their experts, and add up what comes back, with weights."""
+        """Return the weighted sum of the outputs of each token's experts."""
         routing = self.routing = route(self._logits(tokens), self.choices, self._capacity(tokens))
         token, choice = routing.kept.nonzero(as_tuple=True)
         order = routing.experts[token, choice].argsort(stable=True)

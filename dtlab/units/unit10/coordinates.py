@@ -98,7 +98,7 @@ _QUESTIONS = asked(
             "place[0] + data * (place[1] + pipeline * place[2])": "here the first axis runs "
             "fastest. On which axis are ranks 0 and 1 neighbours?",
             "place[0] * data + place[1] * pipeline + place[2] * tensor": "this multiplies each "
-            "coordinate by the size of its own axis. How many ranks does one step along the data "
+            "coordinate by the size of the same axis. How many ranks does one step along the data "
             "axis skip?",
             "answer + 1": "ranks count from 0.",
         },
@@ -160,7 +160,7 @@ _QUESTIONS = asked(
             "nodes(given, 0)[::-1]": "this turns the list round. Turn the order of the axes "
             "round, and count again: the sizes differ.",
             "answer[::-1]": "the numbers are right. Write data first.",
-            "sizes": "here each rank of a group is in a node of its own. Do some of them share "
+            "sizes": "here each rank of a group is in a different node. Do some of them share "
             "one?",
             "[-(-size // node) for size in sizes]": "this is the fewest nodes that could hold so "
             "many ranks. Which ranks are they?",

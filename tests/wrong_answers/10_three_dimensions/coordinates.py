@@ -236,7 +236,7 @@ WRONG = {
     one_coordinate: {"coordinates": "write a list of 3 numbers"},
     node_and_slot: {"coordinates": "is not it. Divide the rank"},
     rank_with_first_axis_fastest: {"rank_there": "here the first axis runs fastest"},
-    own_sizes_for_strides: {"rank_there": "the size of its own axis"},
+    own_sizes_for_strides: {"rank_there": "the size of the same axis"},
     ranks_from_1: {"rank_there": "ranks count from 0"},
     product_of_coordinates: {"rank_there": "is not it. How many ranks"},
     ranks_in_a_row: {"group": "a group of the last axis only"},
@@ -258,7 +258,7 @@ WRONG = {
     not_turned: {"turned": "this is the order as given"},
     list_turned: {"turned": "this turns the list round"},
     tensor_first: {"turned": "Write data first"},
-    a_node_for_each_rank: {"turned": "in a node of its own"},
+    a_node_for_each_rank: {"turned": "in a different node"},
     fewest_nodes: {"turned": "the fewest nodes that could hold"},
     all_nodes: {"turned": "is not it. Now the ranks of a data group"},
 }
