@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
     from dtlab.trace import span as span
-    from dtlab.training.held import held_bytes as held_bytes
+    from dtlab.training.live import held_bytes as held_bytes
     from dtlab.training.repeats import repeats as repeats
 
 _MODULE_OF = {  # public name -> the module that defines it; None if the name is a module
@@ -68,7 +68,7 @@ _MODULE_OF = {  # public name -> the module that defines it; None if the name is
     "compute": "ranks.emulate.compute",
     "expect": "errors",
     "guess": "show.guess",
-    "held_bytes": "training.held",
+    "held_bytes": "training.live",
     "launch": "ranks.launch.launcher",
     "practice": "grading.practice",
     "predict": None,

@@ -47,6 +47,11 @@ class Bucket:
         self.wait: Callable[[], object] = lambda: None
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The gradients in the shapes of their parameters, and the counts as one vector."""
+        return [*self._views, self.flat[len(self._gradients) :]]
+
+    @property
     def full(self) -> bool:
         """Whether all parameters have their gradients."""
         return len(self._arrived) == len(self.parameters)

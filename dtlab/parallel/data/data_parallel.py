@@ -29,6 +29,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from dtlab.parallel.data.buckets import Bucket, in_buckets
 from dtlab.parallel.data.replicas import assert_replicas_equal, broadcast
+from dtlab.training.compression import Compressor
 
 __all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal", "average_by_hooks"]
 
@@ -167,6 +168,7 @@ class DataParallel(_Replica, Joinable):
         group: the ranks that share a batch; None: all.
         all_reduce: `dist.all_reduce`, or a function of `dtlab.collectives`. A function without
             the argument `async_op` runs in a separate thread, concurrently with backward.
+        compression: replaces the all-reduce of a bucket; see `dtlab.training.compression`.
 
     Raises:
         ValueError: no parameter needs a gradient, or `bucket_cap_mb` is not above 0.
@@ -180,6 +182,7 @@ class DataParallel(_Replica, Joinable):
         group: dist.ProcessGroup | None = None,
         *,
         all_reduce: AllReduce = dist.all_reduce,
+        compression: Compressor | None = None,
     ) -> None:
         super().__init__(module, group)
         Joinable.__init__(self)  # the constructor of nn.Module does not call this one
@@ -192,7 +195,9 @@ class DataParallel(_Replica, Joinable):
             first = rest = int(bucket_cap_mb * MIB)
         in_backward_order = self._parameters_to_average()[::-1]  # roughly, as gradients arrive
         self._buckets = in_buckets(in_backward_order, first, rest, self.world_size)
-        self._start_all_reduce = _asynchronous(all_reduce, group)
+        self._start_reduce = _asynchronous(all_reduce, group)
+        if compression is not None:
+            self._start_reduce = _compressed(compression, group)
         self._backward_id = -1  # autograd's number of the running backward pass; -1: none
         self._next = 0  # the bucket to reduce next: the order is the same on all ranks
         self._divides_by_all = True  # False: by the number of ranks that still have batches
@@ -237,7 +242,7 @@ class DataParallel(_Replica, Joinable):
     def _reduce_next(self) -> None:
         bucket = self._buckets[self._next]
         bucket.pack()
-        bucket.wait = self._start_all_reduce(bucket.flat)
+        bucket.wait = self._start_reduce(bucket)
         self._next += 1
 
     def _finish(self, backward_id: int) -> None:
@@ -302,7 +307,7 @@ class _JoinedRank(JoinHook):
         model._sync_buffers(out_of_batches=True)
         for bucket in model._buckets:
             bucket.fill_with_zeros()
-            wait = model._start_all_reduce(bucket.flat)
+            wait = model._start_reduce(bucket)
             wait()
 
     def post_hook(self, is_last_joiner: bool) -> None:
@@ -314,12 +319,25 @@ class _JoinedRank(JoinHook):
 
 def _asynchronous(
     all_reduce: AllReduce, group: dist.ProcessGroup | None
-) -> Callable[[Tensor], Callable[[], Any]]:
-    """Return a function that starts an all-reduce and returns a function that waits for it."""
+) -> Callable[[Bucket], Callable[[], Any]]:
+    """Return a function that starts a bucket's all-reduce and returns one that waits for it."""
     if "async_op" in inspect.signature(all_reduce).parameters:
-        return lambda flat: all_reduce(flat, group=group, async_op=True).wait
+        return lambda bucket: all_reduce(bucket.flat, group=group, async_op=True).wait
     thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
-    return lambda flat: thread.submit(all_reduce, flat, group=group).result
+    return lambda bucket: thread.submit(all_reduce, bucket.flat, group=group).result
+
+
+def _compressed(
+    compression: Compressor, group: dist.ProcessGroup | None
+) -> Callable[[Bucket], Callable[[], Any]]:
+    """As `_asynchronous`, for the gradients of a bucket in compressed form."""
+
+    def start(bucket: Bucket) -> Callable[[], Any]:
+        keys = [*map(id, bucket.parameters), id(bucket)]
+        result = compression.start(lambda: compression.sum(bucket.tensors, keys, group))
+        return lambda: result.result()
+
+    return start
 
 
 def _on_gradient(parameter: Tensor, do: Callable[[Tensor], None]) -> None:
