@@ -136,14 +136,18 @@ def launch(
     asked.check(world_size, timeout, threads, memory_limit)
     if inplace.environment_is_set():
         return Run(**inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster))
+    conversation = None
     try:
         spec = asked.spec_for(
             world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
         )
         call, output = pack_call(fn, args), Output(spec.world_size)
         with reservations.reserved(spec) as spec:
-            run = _carry_out(client.Conversation(spec, call, output), begun)
+            conversation = client.Conversation(spec, call, output)
+            run = _carry_out(conversation, begun)
     except KeyboardInterrupt:
+        for warning in explain.thread_warnings(conversation.collected) if conversation else []:
+            print(warning)
         raise Interrupted("the launch was stopped; its ranks have ended.") from None
     for warning in run.warnings:
         print(warning)

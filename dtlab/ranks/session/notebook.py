@@ -277,8 +277,10 @@ class Session:
             self.renewed = self.renewed or outcome.rejoined
         if is_in_order:
             self._is_in_order = not early.has_open_messages(line.collected.records)
-            for warning in self._last.warnings:
-                print(warning)
+        else:  # it is not known which tensors are still in use
+            self._last.warnings = explain.thread_warnings(line.collected)
+        for warning in self._last.warnings:
+            print(warning)
         return self._last
 
     def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:
