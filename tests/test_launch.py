@@ -309,6 +309,27 @@ def test_a_killed_server_is_replaced() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
+@pytest.mark.slow
+def test_what_takes_long_to_import_is_imported_once_for_all_ranks(tmp_path: Path) -> None:
+    def trains() -> bool:
+        begun_with = "torch._dynamo" in sys.modules
+        torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+        return begun_with
+
+    def only_counts() -> bool:
+        return "torch._dynamo" in sys.modules
+
+    script = tmp_path / "job.py"
+    script.write_text("import sys\nprint('torch._dynamo' in sys.modules)  # then fully_shard\n")
+    SERVER.stop()
+    SERVER._wanted.clear()
+    assert dtlab.launch(only_counts).values == [False, False]
+    assert dtlab.launch(trains).values == [True, True]
+    SERVER.stop()
+    SERVER._wanted.clear()
+    assert dtlab.launch(script).stdout == ["True\n", "True\n"]
+
+
 def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:
     dtlab.launch(lambda: None)
     pid = os.fork()
