@@ -16,7 +16,7 @@ import pytest
 
 import dtlab
 import dtlab.show
-from dtlab.errors import ArgumentError, DtlabError
+from dtlab.errors import ArgumentError, DtlabError, Interrupted
 
 FIGURES = [name for name in dtlab.show.__all__ if inspect.isfunction(getattr(dtlab.show, name))]
 WITH_ARGUMENT = [
@@ -74,6 +74,27 @@ def script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "words"),
+    [
+        ("importlib", "import_module", "the import of dtlab.check was stopped."),
+        ("dtlab.ranks.session.line", "Line._read_some", "no session was opened; its ranks have ended."),
+    ],
+)
+def test_ctrl_c_while_dtlab_is_imported_or_a_session_opens(
+    module: str, call: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(name: object, *_: object) -> object:
+        if name == "dtlab.errors":
+            return dtlab.errors
+        raise KeyboardInterrupt
+
+    use = dtlab.session if "session" in module else lambda: dtlab.check
+    monkeypatch.setattr(f"{module}.{call}", interrupted)
+    with pytest.raises(Interrupted, match=words):
+        use()
 
 
 @pytest.mark.slow

@@ -222,7 +222,10 @@ class Session:
             spec = replace(self._spec, **asked.surroundings())
             line = Line(all_that_ends.enter_context(reservations.reserved(spec)))
             all_that_ends.callback(line.close)
-            error = line.open()
+            try:
+                error = line.open()
+            except KeyboardInterrupt:
+                raise Interrupted("no session was opened; its ranks have ended.") from None
             if error is not None:
                 raise error
             self._finalizer = weakref.finalize(self, all_that_ends.pop_all().close)
