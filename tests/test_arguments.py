@@ -80,7 +80,11 @@ def script(tmp_path: Path, body: str) -> subprocess.Popen[str]:
     ("module", "call", "words"),
     [
         ("importlib", "import_module", "the import of dtlab.check was stopped."),
-        ("dtlab.ranks.session.line", "Line._read_some", "no session was opened; its ranks have ended."),
+        (
+            "dtlab.ranks.session.line",
+            "Line._read_some",
+            "no session was opened; its ranks have ended.",
+        ),
     ],
 )
 def test_ctrl_c_while_dtlab_is_imported_or_a_session_opens(
