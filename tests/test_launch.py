@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed import init_process_group  # as tutorials import it
 
 import dtlab
+from dtlab.grading.checking.bench import warm_up
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch.client import SERVER
 
@@ -328,6 +329,10 @@ def test_what_takes_long_to_import_is_imported_once_for_all_ranks(tmp_path: Path
     SERVER.stop()
     SERVER._wanted.clear()
     assert dtlab.launch(script).stdout == ["True\n", "True\n"]
+    SERVER.stop()
+    SERVER._wanted.clear()
+    warm_up()  # as a check of a training program does
+    assert dtlab.launch(only_counts).values == [True, True]
 
 
 def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:

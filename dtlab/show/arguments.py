@@ -68,7 +68,7 @@ def _is_a(value: object, hint: Any) -> bool:
         return True
     if issubclass(kind, Mapping):
         return isinstance(value, Mapping)
-    if issubclass(kind, Iterable) and kind.__module__ == "collections.abc":
+    if _is_collection(kind):
         return hasattr(value, "__iter__") and not isinstance(value, (str, bytes))
     return isinstance(value, kind)
 
@@ -97,7 +97,14 @@ def _in_words(hint: Any) -> str:
         return "text"
     if issubclass(kind, Mapping):
         return "a dict"
-    return "a list" if kind.__module__ == "collections.abc" else _article(kind)
+    return "a list" if _is_collection(kind) else _article(kind)
+
+
+def _is_collection(kind: type) -> bool:
+    """Whether a hint such as `Sequence[str]` or `tuple[int, int]` means that a list fits too."""
+    return kind in (list, tuple) or (
+        issubclass(kind, Iterable) and kind.__module__ == "collections.abc"
+    )
 
 
 def _article(kind: type) -> str:
