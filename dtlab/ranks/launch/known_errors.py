@@ -78,7 +78,7 @@ def from_worker(text: str) -> tuple[list[Frame], str]:
         return [], text
     where, trace, kind, reason = match.groups()
     frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
-    return frames, f"{kind} {where}: {reason.strip()}"
+    return frames, f"{kind} {where}: {reason.strip()}".removesuffix(": ")
 
 
 def in_words(error: BaseException, text: str) -> str:
