@@ -88,7 +88,11 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"dtlab has no name {name!r}. It has: {', '.join(__all__)}.")
     path = _MODULE_OF[name]
-    module = importlib.import_module(f"dtlab.{path or name}")
+    try:
+        module = importlib.import_module(f"dtlab.{path or name}")
+    except KeyboardInterrupt:
+        stopped = importlib.import_module("dtlab.errors").Interrupted
+        raise stopped(f"the import of dtlab.{name} was stopped.") from None
     return module if path is None else getattr(module, name)
 
 
