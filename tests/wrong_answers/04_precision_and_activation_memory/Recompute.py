@@ -418,8 +418,8 @@ WRONG = {
     GradientIgnored: {"gradients": "Do you use the gradient of the output"},
     GradientTwice: {"gradients": "the gradient of x is off by"},
     LayerWithoutNone: {"gradients": "also for the layer, which gets None"},
-    FirstInputOnly: {"gradients": "the gradient of scale has not come"},
-    NothingForInputs: {"gradients": "the gradient of x has not come"},
+    FirstInputOnly: {"gradients": "the gradient of scale has not arrived"},
+    NothingForInputs: {"gradients": "the gradient of x has not arrived"},
     ParametersTwice: {"gradients": "was added twice"},
     ParametersZeroed: {"gradients": "what was in .grad before is gone"},
     GraphKept: {
