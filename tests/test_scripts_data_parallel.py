@@ -162,7 +162,8 @@ def test_a_line_may_be_named_in_many_ways(said: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "piece"),
     [
-        (4, "line 4, `dist.broadcast(parameter.data, src=0)`, does what it should here. Look."),
+        (4, "`dist.broadcast(parameter.data, src=0)` (line 4, counted from def) does"),
+        (4, "should here. Look."),
         (0, "train_5 has no line 0"),
         (99, "train_5 has no line 99"),
         (-1, "train_5 has no line -1"),

@@ -948,6 +948,22 @@ def test_a_rank_that_ends_while_others_wait(
     assert str(error).startswith(f"rank 0 {headline}")
 
 
+@pytest.mark.slow
+def test_the_wait_of_a_rank_that_is_killed_is_named() -> None:
+    def killed() -> None:
+        pid = torch.tensor([os.getpid()])
+        dist.broadcast(pid, src=1)
+        if me() == 0:
+            time.sleep(0.5)
+            os.kill(int(pid), signal.SIGKILL)
+            time.sleep(30)
+        dist.recv(torch.ones(2), src=0)
+
+    error = failure(killed, 1, guard=3.0)
+    assert str(error).startswith("rank 1 was ended by SIGKILL while it waited in recv(src=0) (")
+    assert error.failures[1].code == "dist.recv(torch.ones(2), src=0)"
+
+
 # ---------------------------------------------------------------------------- the time limit
 
 

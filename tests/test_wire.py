@@ -352,7 +352,7 @@ def test_slowdown_stretches_everything() -> None:
     expected = {"all_reduce": ring, "ring": ring, "compute": 0.1}
     run = compare(expected, _slow, cluster=Cluster(1, 2, LINK, slowdown=10))
     assert run.cluster == Cluster(1, 2, LINK, slowdown=10)
-    assert "emulated Cluster(2 GPUs, 1 MB/s 2 ms inside, slowed down 10 times)" in repr(run)
+    assert "emulated 2 GPUs, 1 MB/s and 2 ms between GPUs, slowed down 10 times" in repr(run)
 
 
 def _results() -> list[torch.Tensor]:

@@ -99,10 +99,14 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Unit:
-    """The lesson and the parts of one unit."""
+    """The lesson and the parts of one unit.
+
+    `saved` is the time at which the learner last saved a copy of its notebooks; 0 without copies.
+    """
 
     lesson: Lesson
     rows: Sequence[Row]
+    saved: float = 0.0
 
     @property
     def required(self) -> list[Row]:
@@ -136,14 +140,16 @@ class Progress:
         """The next open part or lesson; None if all parts are passed.
 
         The search begins at the part that was improved last, and first covers the rest of its
-        unit. Required parts come before extra parts, except the part that was improved last. The
-        search skips parts that are graded by hand, whose result is not known on this machine, and
-        a lesson if the learner has already begun its exercises.
+        unit, then the units that the learner has started, then the units that follow. Extra parts
+        come after all required parts. The search skips parts that are graded by hand, whose result
+        is not known on this machine, and a lesson if the learner has already begun its exercises.
         """
         shown = self._shown()
         numbers = [unit.lesson.unit for unit in shown]
         here = numbers.index(self._here) if self._here in numbers else 0
-        steps = [self._steps(unit) for unit in [*shown[here:], *shown[:here]]]
+        units = [*shown[here:], *shown[:here]]
+        units[1:] = sorted(units[1:], key=lambda unit: not (unit.begun or unit.saved))
+        steps = [self._steps(unit) for unit in units]
         if steps:  # in the unit itself, continue after the latest part
             names = [step.name if isinstance(step, Part) else "" for step in steps[0]]
             at = names.index(self.latest) if self.latest in names else 0
@@ -155,7 +161,7 @@ class Progress:
             for step in unit
             if isinstance(step, Lesson) or step.name not in done
         ]
-        return min(left, key=self._comes_late, default=None)
+        return min(left, key=lambda step: isinstance(step, Part) and step.stretch, default=None)
 
     def __repr__(self) -> str:
         shown = self._shown()
@@ -179,7 +185,7 @@ class Progress:
             for unit in self._shown()
         )
         text = html.escape(self._outlook()[0])
-        if following:
+        if following and not self._command(following):
             name = html.escape(_name(following))
             cell = following.answer_id if isinstance(following, Part) else ""
             text = text.replace(name, _link(following, name, cell), 1)
@@ -191,19 +197,25 @@ class Progress:
         for unit in self.units:
             if unit.lesson.has(self.latest):
                 return unit.lesson.unit
+        newest = max(self.units, key=lambda unit: unit.saved, default=None)
+        if not self.latest and newest and newest.saved:
+            return newest.lesson.unit
         return self.latest.partition("/")[0]
 
     def _shown(self) -> list[Unit]:
         return [unit for unit in self.units if self.only in ("", unit.lesson.unit)]
-
-    def _comes_late(self, step: Part | Lesson) -> bool:
-        return isinstance(step, Part) and step.stretch and step.name != self.latest
 
     def _steps(self, unit: Unit) -> list[Part | Lesson]:
         """Returns the lesson of a unit, unless it is skipped, and its parts."""
         lesson, parts = unit.lesson, [row.part for row in unit.rows if not row.part.by_hand]
         offered = lesson.passed < len(lesson.tasks) and (lesson.has(self.latest) or not unit.begun)
         return [lesson, *parts] if offered else [*parts]
+
+    def _command(self, step: Part | Lesson) -> str:
+        """Returns the command that creates the learner's copies, before the unit is begun."""
+        unit = next(unit for unit in self.units if unit.lesson.unit == step.unit)
+        is_new = not unit.begun and not unit.saved and _notebook(step)
+        return f"dtlab start {step.unit}" if is_new else ""
 
     def _outlook(self) -> list[str]:
         following = self.next
@@ -213,8 +225,8 @@ class Progress:
         minutes = following.minutes
         time = f", {minutes} minutes" if minutes else ""
         title = f", {following.title}" if isinstance(following, Part) else ""
-        path = _shown_path(following)
-        lines = [f"Next: {_name(following)}{title}{time}" + f"   {path}" * bool(path)]
+        where = self._command(following) or _shown_path(following)
+        lines = [f"Next: {_name(following)}{title}{time}" + f"   {where}" * bool(where)]
         if not self.only:
             lines.append(f"All parts of a unit: dtlab progress {following.unit}")
         return lines
@@ -228,7 +240,11 @@ def progress(unit: str | None = None) -> Progress:
     """
     best, results = best_shares(), stored_results()
     units = [
-        Unit(_lesson(number, best), [Row(part, best.get(part.name)) for part in parts])
+        Unit(
+            _lesson(number, best),
+            [Row(part, best.get(part.name)) for part in parts],
+            _saved(number),
+        )
         for number, parts in groupby(known_parts(), key=lambda part: part.unit)
     ]
     only = str(unit).zfill(2) if unit else ""
@@ -254,6 +270,16 @@ def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
         ]
         return Lesson(number, title.strip(), minutes[1] if minutes else "", tasks)
     return Lesson(number, number)
+
+
+def _saved(number: str) -> float:
+    """Returns when a copy of the unit's notebooks was last saved; 0 without copies."""
+    with suppress(DtlabError, OSError):
+        course = Course.find()
+        used = {each: course.in_use(each) for each in course.handed_out(course.unit(number))}
+        copies = [course.root / copy for notebook, copy in used.items() if copy != notebook]
+        return max((copy.stat().st_mtime for copy in copies), default=0.0)
+    return 0.0
 
 
 def _name(step: Part | Lesson) -> str:

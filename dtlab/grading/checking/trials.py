@@ -198,7 +198,7 @@ class Observation:
     def mistakes(self) -> list[str]:
         """A sentence for each case with a mistake, or the reason why the launch failed."""
         if self.error is not None:
-            case = self.trial.cases[self._stopped_in or 0]
+            case = self.trial.cases[self.stopped_in or 0]
             return [f"{self.trouble}\n{case.advice(self.trouble)}".rstrip()]
         numbered = enumerate(zip(self.trial.cases, self.results, strict=True))
         mistakes = [(number, _mistake(case, results)) for number, (case, results) in numbered]
@@ -221,7 +221,7 @@ class Observation:
         return number if number is not None and number < len(self.trial.cases) else None
 
     @property
-    def _stopped_in(self) -> int | None:
+    def stopped_in(self) -> int | None:
         """The case in which the ranks failed or hung, None if it is not known.
 
         Ranks that hang have printed which case they began. Isolated ranks print nothing.
@@ -247,7 +247,7 @@ class Observation:
         if self.error is None:
             return ""
         if self.hung:
-            return _hang(self.error, self.trial, self.trial.words(self._stopped_in))
+            return _hang(self.error, self.trial, self.trial.words(self.stopped_in))
         return self._crash()
 
     def _crash(self) -> str:

@@ -34,6 +34,7 @@ from dtlab.show.drawing.style import (
     edge,
     is_dark,
 )
+from dtlab.show.words import number_words
 
 __all__ = ["attention_rounds", "field_frames", "tile_halos"]
 
@@ -279,7 +280,7 @@ def field_frames(
     across = 8.2 / len(arrays)
     tall = min(3.2, across * arrays[0].shape[0] / arrays[0].shape[1])
     figure = Figure(9.4, tall + 1.15)
-    below = f"colours from {low:.3g} to {high:.3g}{' ' + unit if unit else ''}"
+    below = f"colours from {number_words(low)} to {number_words(high)} {unit}".rstrip()
     if mesh != (1, 1):
         below += f"; lines are the edges of {mesh[0]} x {mesh[1]} tiles"
     figure.heading(title, below)
@@ -296,7 +297,7 @@ def field_frames(
     bar = figure.colorbar(picture, cax=scale)
     bar.ax.tick_params(labelsize=7.5, colors=MUTED)
     told = [
-        f"{name}: from {a.min():.3g} to {a.max():.3g}, mean {a.mean():.3g}"
+        "{}: from {} to {}, mean {}".format(name, *map(number_words, (a.min(), a.max(), a.mean())))
         for name, a in zip(names, arrays, strict=True)
     ]
     figure.alt_text = f"{title} ({below}). {'; '.join(told)}."
