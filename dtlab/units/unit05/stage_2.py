@@ -121,17 +121,17 @@ class Owned(OnBlock):
         with Alive(*block.parameters()) as alive:
             before = alive.bytes
             stage = fn(trained[::-1] if given["topic"] == "missing" else list(trained), Adam)
+            made = after = alive.settled() - before
             for inputs in given["batches"]:
                 _loss(block, inputs).backward()
                 stage.reduce()
-                goal = before + share + (held[-1][-1] if held else 0)
-                reduced = alive.settled(goal, _PATIENCE if held else 0) - before
+                reduced = alive.settled(before + after + share, _PATIENCE) - before
                 left = sum(p.grad is not None for p in trained)
                 stage.step()
                 block.zero_grad()
                 after = alive.settled(before + 3 * share, _PATIENCE) - before
                 held.append((reduced, left, after))
-        return {"after": values_of(block), "held": held}
+        return {"after": values_of(block), "made": made, "held": held}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         start, wanted = self.flat(1), self._in_one_process(len(results))
@@ -144,9 +144,9 @@ class Owned(OnBlock):
                 yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns what?"
         share = 4 * -(-self.elements // len(results))
         for rank, result in enumerate(results if self.topic == "large" else ()):
-            # In the second step all optimizer state exists.
-            (_, _, before), (reduced, left, after) = result["held"][:2]
-            gradients = max(reduced - before, 0)
+            # In the first step no older gradients exist; in the second one, all optimizer state.
+            (first, _, before), (reduced, left, after) = result["held"][:2]
+            gradients = max(first - result["made"], reduced - before, 0)
             if left or gradients > share + _SMALL:
                 message = f"after reduce, gradients hold {gradients:,} bytes, not {share:,}"
                 yield "gradients", f"rank {rank}: {message}. {_GRADIENTS}"

@@ -217,6 +217,14 @@ class AViewOfAll(Right):
         return mine
 
 
+class KeepsAViewOfAll(AViewOfAll):
+    """Also between steps: the next reduce replaces it, so that it adds no bytes."""
+
+    def step(self):
+        self.optimizer.step()
+        self.write(self.gathered())
+
+
 class KeepsABucket(Right):
     """For the next step: memory that a step needs and gives back."""
 
@@ -363,6 +371,7 @@ WRONG = {
     PatchesTheCount: {"optimizer": "the kernel counts"},
     KeepsZeros: {"gradients": "keep no view of all"},
     AViewOfAll: {"gradients": "keep no view of all"},
+    KeepsAViewOfAll: {"gradients": "keep no view of all", "optimizer": "between steps"},
     KeepsABucket: {"gradients": "keep no view of all"},
     StateOfAll: {"optimizer": "between steps"},
     AViewOfTheParameters: {"optimizer": "between steps"},
