@@ -171,6 +171,8 @@ class Owned(OnBlock):
         """What is wrong with the parameters: a known mistake, or the size of the error."""
         if got.shape != wanted.shape:
             return "parameters have other shapes afterwards."
+        if got.isnan().any():
+            return "the parameters contain NaN after the steps."
         if got.equal(start):
             return "the parameters have not changed. Do you gather them and write them back?"
         if ranks > 1 and off(got, self._in_one_process(ranks, _EPS / ranks), start) < NEAR:

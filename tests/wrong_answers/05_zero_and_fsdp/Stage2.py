@@ -163,6 +163,15 @@ class ByGloosOwn(Right):
         return mine / self.size
 
 
+class ReducesToRank0(Right):
+    """The other ranks read their share of a tensor that PyTorch leaves undefined there."""
+
+    def mean(self):
+        flat = self.gradients()
+        dist.reduce(flat, dst=0)
+        return flat.chunk(self.size)[self.rank].clone() / self.size
+
+
 class BroadcastsShares(Right):
     """Gloo's broadcast forwards: right, and not what it takes."""
 
@@ -362,6 +371,7 @@ WRONG = {
     BeginsAtZero: {"result": "The share of rank 0 began at 0"},
     WritesBackwards: {"result": ""},
     StepsTwice: {"result": "of the distance that Adam"},
+    ReducesToRank0: {"result": "You call dist.reduce: only rank dst gets the sum"},
     AllReduces: {"bytes": "left rank"},
     ByGloosOwn: {"bytes": "left rank"},
     BroadcastsShares: {"bytes": "left rank"},
