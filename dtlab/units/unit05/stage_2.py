@@ -288,8 +288,20 @@ PART = Part(
         rules=(
             rule("result", 4, "all ranks have the parameters of Adam in one process"),
             rule("bytes", 3, "gradients and parameters are sent once", "result", also=_SENT),
-            rule("gradients", 2, "only a share is kept", "result", also=grown_by("gradients")),
-            rule("optimizer", 1, "it has only a share", "result", also=grown_by("optimizer")),
+            rule(
+                "gradients",
+                2,
+                "after reduce a rank has only its share of the gradients",
+                "result",
+                also=grown_by("gradients"),
+            ),
+            rule(
+                "optimizer",
+                1,
+                "between steps a rank has only its share and the state of that",
+                "result",
+                also=grown_by("optimizer"),
+            ),
             rule("missing", 1, "parameters without a gradient are unchanged", "result"),
         ),
     ),
