@@ -220,6 +220,7 @@ def made_up(seed: int) -> Reading:
     for rank in range(4):
         slow = rank >= 2
         at = begin = 3 * unit
+        events.append(Event(rank, "compute", "batch", (), 0, 0.0, begin, {}))
         for axis, name, waits in (
             ("data", "all_reduce", 6.0 if slow else 0.5),
             ("data", "all_gather", 4.0 if slow else 0.5),
