@@ -161,7 +161,7 @@ PART = Part(
             rule("output", 2, "y is the dense layer's", "shards"),
             rule("gradients", 1, "all gradients are those of the dense layer", "shards", "output"),
             rule("calls", 1, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
-            rule("grouped", 1, "also with fewer heads of k and v", *_RIGHT),
+            rule("grouped", 1, "right with fewer heads of k and v", *_RIGHT),
             rule("refuses", 1, "heads that do not divide are refused"),
             rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
             rule("memory", 1, "a rank keeps only its shards", "shards", also=grown_by("memory")),

@@ -324,7 +324,7 @@ def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     return [(Trial(layers.ranks, [run], cluster=cluster, limit=20.0), stage_step)]
 
 
-_SIMULATED = rule("goal", 0, "as simulated, in all three", "form")
+_SIMULATED = rule("goal", 0, "the cut reaches the goal, as simulated, in all three traces", "form")
 
 
 def _goal(seen: Seen) -> Verdict:
@@ -355,11 +355,11 @@ PART = Part(
         trials=_trials,
         then=_runs,
         rules=(
-            rule("stage", 2, "it caps each"),
-            rule("ceiling", 2, "sum / max", "form"),
-            rule("cut", 3, "none has a faster slowest stage", "form"),
+            rule("stage", 2, "the stage is the one that limits the run, in each trace"),
+            rule("ceiling", 2, "the ceiling of the even cut is right", "form"),
+            rule("cut", 3, "no other cut has a faster slowest stage", "form"),
             Rule("goal", 3, Judging(_SIMULATED.right, _goal)),
-            rule("fewest", 1, "no fewer would do", "form", "goal"),
+            rule("fewest", 1, "fewer microbatches would miss the goal", "form", "goal"),
         ),
     ),
 )

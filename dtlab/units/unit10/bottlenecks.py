@@ -210,26 +210,28 @@ class Reading(Faulty):
 def made_up(seed: int) -> Reading:
     """A step that was not run: the ranks outside of rank 0's groups decide.
 
-    In ms, over all ranks: tensor all_reduce 13 and all_gather 9, data reduce_scatter 16. So the
-    operation that costs most is not on the axis that costs most.
+    In ms, over all ranks: data all_reduce 13 and all_gather 9, tensor reduce_scatter 16. So the
+    operation that costs most is not on the axis that costs most, which is neither the first axis
+    nor the last. The step does not begin at 0.
     """
     unit = random.Random(seed).uniform(0.8e-3, 1.2e-3)
-    sizes = {"data": 2, "pipeline": 1, "tensor": 2}
+    sizes = {"tensor": 2, "data": 2, "pipeline": 1}
     events = []
     for rank in range(4):
         slow = rank >= 2
-        at = 0.0
+        at = begin = 3 * unit
+        events.append(Event(rank, "compute", "batch", (), 0, 0.0, begin, {}))
         for axis, name, waits in (
-            ("tensor", "all_reduce", 6.0 if slow else 0.5),
-            ("tensor", "all_gather", 4.0 if slow else 0.5),
-            ("data", "reduce_scatter", 4.0),
+            ("data", "all_reduce", 6.0 if slow else 0.5),
+            ("data", "all_gather", 4.0 if slow else 0.5),
+            ("tensor", "reduce_scatter", 4.0),
         ):
             group, end = group_of(rank, axis, sizes), at + waits * unit
             peers = tuple(each for each in group if each != rank)
             extra = {"group": tuple(group), "blocked": ((at, end),)}
             events.append(Event(rank, "comm", name, peers, 4096, at, end, extra))
             at = end
-        events.append(Event(rank, "compute", "step", (), 0, 0.0, 20 * unit, {}))
+        events.append(Event(rank, "compute", "step", (), 0, begin, begin + 20 * unit, {}))
     return Reading(Trace(events), sizes)
 
 
