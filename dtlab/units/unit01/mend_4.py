@@ -37,7 +37,7 @@ class Strips(Returning):
     width: int
 
     def __str__(self) -> str:
-        return f"{self.height} rows on each"
+        return f"{self.height} rows on each rank"
 
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
         return (labelled(self.seed, self.height * self.width, rank).view(self.height, self.width),)

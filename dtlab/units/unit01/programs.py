@@ -27,7 +27,7 @@ def gather_blocks(block: torch.Tensor, per_node: int) -> list[torch.Tensor]:
 
 
 def train(batches: torch.Tensor) -> torch.Tensor:
-    """The same weights on every rank: a step for each batch, in which bad ones do not count."""
+    """Make a step for each batch, without the bad ones; the weights are equal on all ranks."""
     size = dist.get_world_size()
     weights = torch.zeros_like(batches[0])
     for batch in batches:
@@ -46,7 +46,7 @@ def sum_grid(outputs: torch.Tensor, gradients: torch.Tensor, per_row: int) -> No
     rows = [dist.new_group(row.tolist()) for row in grid]
     columns = [dist.new_group(column.tolist()) for column in grid.T]
     row, column = divmod(rank, per_row)
-    if (row + column) % 2 == 0:  # so that all links are busy
+    if (row + column) % 2 == 0:  # this keeps all links busy
         dist.all_reduce(outputs, group=rows[row])
         dist.all_reduce(gradients, group=columns[column])
     else:
