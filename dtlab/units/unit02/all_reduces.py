@@ -1,4 +1,4 @@
-"""02/all_reduces: into how many buckets DDP packs the gradients of six layers.
+"""02/all_reduces: count the buckets into which DDP packs the gradients of six layers.
 
 PyTorch's rule, from its reducer: the first step uses one bucket without a limit. From the second
 step on, gradients are packed in the order in which they became ready in the first step. A bucket
@@ -124,7 +124,7 @@ PART = Part(
         ),
         number(
             "no_sync",
-            "the same if all microbatches except the last one are inside no_sync",
+            "the same number if all microbatches except the last are inside no_sync",
             "later",
             "What does a backward pass inside no_sync do?",
             {

@@ -5,7 +5,7 @@
     backward                           ████████████████████
     step                                                           ████
 
-The letters of the events are drawn. An event is known by its time and its number of bytes.
+The letters of the events are drawn. Its time and its bytes show what an event is.
 """
 
 from __future__ import annotations
