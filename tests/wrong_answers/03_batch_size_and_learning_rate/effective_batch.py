@@ -174,7 +174,7 @@ WRONG = {
     one_micro_batch: {"accumulated": "this is one microbatch"},
     micro_batches_for_samples: {"accumulated": "this counts microbatches"},
     micro_plus_count: {"accumulated": "this adds samples to microbatches"},
-    one_gpu: {"data_parallel": "this is what one GPU sees"},
+    one_gpu: {"data_parallel": "this is the batch of one GPU"},
     split_among_gpus: {"data_parallel": "this splits a microbatch among the GPUs"},
     gpus_plus_micro: {"data_parallel": "this adds GPUs to samples"},
     every_gpu_is_a_copy: {"tensor_parallel": "GPUs that share one copy see the same samples"},
