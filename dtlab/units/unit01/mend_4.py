@@ -67,7 +67,7 @@ _FORM = 'Write {"ranks": number, "top": {rank: row of the field, ...}}.'
 
 
 def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
-    """What is wrong with {"ranks": number, "top": {rank: row}}; empty if it is right."""
+    """A message about {"ranks": number, "top": {rank: row}}; empty if it is right."""
     (case,) = run.trial.cases
     assert isinstance(case, Strips)
     ranks = run.trial.world_size

@@ -13,7 +13,7 @@ __all__ = ["gather_blocks", "sum_columns", "sum_grid", "train", "with_neighbours
 
 
 def gather_blocks(block: torch.Tensor, per_node: int) -> list[torch.Tensor]:
-    """The blocks of this rank's node, in the order of its ranks: they travel round a ring."""
+    """Send blocks round a ring; return those of this rank's node in the order of its ranks."""
     place = dist.get_rank() % per_node
     right, left = (place + 1) % per_node, (place - 1) % per_node
     blocks = [torch.empty_like(block) for _ in range(per_node)]
@@ -55,7 +55,7 @@ def sum_grid(outputs: torch.Tensor, gradients: torch.Tensor, per_row: int) -> No
 
 
 def with_neighbours(strip: torch.Tensor) -> torch.Tensor:
-    """This rank's rows, with the row before them on top and the row after them at the bottom."""
+    """Return this rank's rows between the row before them and the row after them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     above, below = (rank - 1) % size, (rank + 1) % size
     top, bottom = torch.empty_like(strip[:1]), torch.empty_like(strip[:1])

@@ -60,7 +60,7 @@ PART = Part(
             "first_step",
             "all-reduces of gradients in step 1, with this bucket_cap_mb",
             "1",
-            "In the first step DDP does not know yet in which order gradients become ready.",
+            "In the first step the order in which gradients become ready is still unknown.",
             {
                 "later": "this is right from step 2 on. In step 1 DDP still finds out in which "
                 "order gradients become ready.",

@@ -20,7 +20,7 @@ from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amou
 
 __all__ = ["PART", "Counted", "closed_before", "draw_plan", "packed", "wrong_number"]
 
-# How gradients fill buckets, and models and limits with which a check can tell mistakes apart ----
+# Sizes of buckets, and models and limits for which mistakes give other sizes ---------------------
 
 
 def packed(sizes: Sequence[int], bucket_bytes: int, first: int = 0, later: int = 0) -> list[int]:

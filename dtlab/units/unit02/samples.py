@@ -87,7 +87,7 @@ PART = Part(
         ),
         number(
             "dropped",
-            "how many samples no rank sees in an epoch, with drop_last=True in the sampler",
+            "how many samples no rank gets in an epoch, with drop_last=True in the sampler",
             "samples % ranks",
             "Each rank gets one sample of every full round.",
             {

@@ -52,12 +52,12 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(2, [Damaged(seed, two, 3)]), Trial(3, [Damaged(seed + 1, three, 3)])]
 
 
-def other_steps(case: Damaged, results: Sequence[Seen], one: Observation) -> str:
+def other_steps(case: Damaged, results: Sequence[Seen], run: Observation) -> str:
     """A message if a rank leaves out another step than the one with the damaged image."""
     import torch
 
-    for rank, seen in enumerate(results):
-        rows = torch.cat([seen.before, seen.after[None]])
+    for rank, result in enumerate(results):
+        rows = torch.cat([result.before, result.after[None]])
         if not rows.isfinite().all():
             return f"NaN is in the parameters of rank {rank}. Which gradients did it step with?"
         for step, spoilt in enumerate(case.spoilt(results)):
@@ -69,13 +69,13 @@ def other_steps(case: Damaged, results: Sequence[Seen], one: Observation) -> str
     return ""
 
 
-def _not_as_one_process(case: Damaged, results: Sequence[Seen], one: Observation) -> str:
+def _not_as_one_process(case: Damaged, results: Sequence[Seen], run: Observation) -> str:
     """A message if the parameters are not those of one process that skips the same steps."""
     spoilt, means = case.spoilt(results), map(mean, steps_of(case, results))
     steps = [{} if skips else weights for skips, weights in zip(spoilt, means, strict=True)]
     wanted = in_one_process(case, steps, SGD)
-    for rank, seen in enumerate(results):
-        far = off(seen.after, wanted, case.start(0))
+    for rank, result in enumerate(results):
+        far = off(result.after, wanted, case.start(0))
         if not far < NEAR:
             return (
                 f"rank {rank}'s parameters are not those of one process that leaves out the same "

@@ -20,7 +20,7 @@ _FAST = Optimizer(0.5)
 
 
 
-def _not_as_one_process(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def _not_as_one_process(case: Training, results: Sequence[Seen], run: Observation) -> str:
     """A message if training is not that of one process that freezes layer 0 in epoch 0."""
     steps, frozen = steps_of(case, results), (64 + 1) * case.hidden
     per_epoch = len(steps) // case.epochs
@@ -31,15 +31,15 @@ def _not_as_one_process(case: Training, results: Sequence[Seen], one: Observatio
         return gradient
 
     wanted = _FAST.run(case.start(0), gradients, len(steps))
-    for rank, seen in enumerate(results):
+    for rank, result in enumerate(results):
         begin, middle, end = (
-            row[:frozen] for row in (seen.before[0], seen.before[per_epoch], seen.after)
+            row[:frozen] for row in (result.before[0], result.before[per_epoch], result.after)
         )
         if not middle.equal(begin):
             return f"on rank {rank} layer 0 changes in epoch 0, in which it must be frozen."
         if end.equal(middle):
             return f"on rank {rank} layer 0 does not change after epoch 0."
-        if off(seen.after, wanted, case.start(0)) >= NEAR:
+        if off(result.after, wanted, case.start(0)) >= NEAR:
             return (
                 f"rank {rank}'s parameters are not those of one process that takes all ranks' "
                 "samples in each step, and trains layer 0 from epoch 1 on. Is every gradient the "

@@ -79,17 +79,17 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(2, [OnCards(seed, samples)]), Trial(4, [two, dealt])]
 
 
-def _no_such_card(one: Observation) -> str:
+def _no_such_card(run: Observation) -> str:
     """The error of the ranks, in plainer words if a rank requested a GPU that does not exist."""
-    if "device ordinal" not in one.trouble or not isinstance(one.error, RankError):
-        return one.trouble
+    if "device ordinal" not in run.trouble or not isinstance(run.error, RankError):
+        return run.trouble
     return (
-        f"{one.trial.words(one.failed_case)}: rank {min(one.error.failures)} requests a card that "
+        f"{run.trial.words(run.failed_case)}: rank {min(run.error.failures)} requests a card that "
         "its node does not have. On every node, the numbers of cards begin at 0."
     )
 
 
-def no_card_of_its_own(case: OnCards, results: Sequence[Seen], one: Observation) -> str:
+def no_card_of_its_own(case: OnCards, results: Sequence[Seen], run: Observation) -> str:
     """A message if a rank uses another GPU than that of its LOCAL_RANK."""
     for rank, result in enumerate(results):
         node, local = case.place(rank)
@@ -100,8 +100,8 @@ def no_card_of_its_own(case: OnCards, results: Sequence[Seen], one: Observation)
             continue
         others = [
             other
-            for other, seen in enumerate(results)
-            if other != rank and min(wrong) in seen.cards and case.place(other)[0] == node
+            for other, each in enumerate(results)
+            if other != rank and min(wrong) in each.cards and case.place(other)[0] == node
         ]
         shared = f", which {ranks_in_words(others)} on its node has too" if others else ""
         return (

@@ -121,9 +121,9 @@ class Training(Reducing):
                     yield self.topic, f"{words}\n{self.advice(words)}".rstrip()
                     return
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
-        yield from super().by_trace(one)
-        for step in steps_of(one):
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        yield from super().by_trace(observation)
+        for step in steps_of(observation):
             for name, words in (*_not_waited_for(step), *step.case.wrong_step(step)):
                 yield name, f"{step.words}: {words}"
 

@@ -80,10 +80,10 @@ PART = Part(
             "step?",
             {
                 "gpus * micro * count": "this counts every GPU as a copy of the model. GPUs that "
-                "share one copy see the same samples.",
-                "micro * count": "this is what one copy sees. How many copies are there?",
-                "c['degree'] * micro * count": "this multiplies by the GPUs of one copy. They see "
-                "the same samples.",
+                "share one copy process the same samples.",
+                "micro * count": "this is the batch of one copy. How many copies are there?",
+                "c['degree'] * micro * count": "this multiplies by the GPUs of one copy. They "
+                "process the same samples.",
                 "copies * micro": "this is one microbatch of each copy. A step takes several.",
             },
         ),

@@ -171,7 +171,7 @@ class Measuring(Reducing):
         def biased(variance: float) -> float:
             return variance / (norms.big - variance / (batch * size))
 
-        own = float(self.gradients(world_size)[rank].double().square().sum())
+        square = float(self.gradients(world_size)[rank].double().square().sum())
         gap = "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b)"
         known = {
             "tr(Sigma) is the noise of one sample. This is that of a batch.": norms.scale / batch,
@@ -191,7 +191,7 @@ class Measuring(Reducing):
                 biased(apart / (batch * size - batch))
             ),
             "the norm of a small batch is the rank's own here: take the mean over ranks.": (
-                norms._replace(small=own).scale
+                norms._replace(small=square).scale
             ),
             "this is the noise scale over all ranks.": (
                 self.norms(world_size, range(world_size)).scale

@@ -144,7 +144,7 @@ def _misfits(plan: Any) -> Iterator[str]:
         yield "must list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
 
 
-# What the course's ranks do with a plan ----------------------------------------------------------
+# Training by a plan ------------------------------------------------------------------------------
 
 _REHEARSED = 40  # updates
 

@@ -114,12 +114,12 @@ class Move(NamedTuple):
     astray: float
 
 
-def moves(case: Training, seen: Seen, steps: Sequence[Step]) -> list[Move]:
+def moves(case: Training, result: Seen, steps: Sequence[Step]) -> list[Move]:
     """The updates of a rank, compared with the samples' mean gradient and the momentum."""
     updates = []
-    ends = [*seen.before[case.passes :: case.passes], seen.after]
-    velocity = 0 * seen.after
-    for begin, end, step in zip(seen.before[:: case.passes], ends, steps, strict=False):
+    ends = [*result.before[case.passes :: case.passes], result.after]
+    velocity = 0 * result.after
+    for begin, end, step in zip(result.before[:: case.passes], ends, steps, strict=False):
         velocity = MOMENTUM * velocity + gradient_of(case, begin, mean(step))
         move = begin - end
         rate = float(move @ velocity) / max(float(velocity @ velocity), 1e-30)
@@ -128,7 +128,7 @@ def moves(case: Training, seen: Seen, steps: Sequence[Step]) -> list[Move]:
     return updates
 
 
-def moved_within_an_update(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def moved_within_an_update(case: Training, results: Sequence[Seen], run: Observation) -> str:
     """A message if the parameters change between two microbatches of one update."""
     rows = results[0].before
     for place in range(1, len(rows)):
@@ -147,7 +147,7 @@ def other_rates(rates_of: RatesOf, factors: Factors) -> Objection:
     `factors` explains updates that are all wrong by the same factor.
     """
 
-    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    def objection(case: Training, results: Sequence[Seen], run: Observation) -> str:
         wanted = rates_of(case, len(results))
         updates = moves(case, results[0], steps_of(case, results))
         if len(updates) != len(wanted):

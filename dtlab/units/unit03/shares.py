@@ -42,7 +42,7 @@ class Shares:
         return sum(every[1:], every[0])
 
     def samples(self, ranks: Sequence[int]) -> int:
-        """How many samples these ranks have."""
+        """The number of samples that these ranks have."""
         return sum(sum(self.counts[rank]) for rank in ranks)
 
     @property

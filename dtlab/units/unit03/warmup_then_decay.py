@@ -129,7 +129,7 @@ def _off(step: int, factor: float, curve: Curve, where: str = "") -> str:
     )
 
 
-# What the rank does with a learner's schedule ----------------------------------------------------
+# A rank's run of a learner's schedule ------------------------------------------------------------
 
 _FINISHED = ("dtlab.training.learning_rate", "torch.optim.lr_scheduler")
 _BASES = ("LRScheduler", "LambdaLR")  # these do not contain the curve

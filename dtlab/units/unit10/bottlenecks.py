@@ -119,7 +119,7 @@ class Waits:
         self.share = self.by_rank.total() / sum(self.step.values())
 
 
-# What is judged ----------------------------------------------------------------------------------
+# The cases of the check --------------------------------------------------------------------------
 
 _KEYS: Final = ("axis", "waiting", "operation")
 _SAME = 0.01  # tolerance of a share of the step
@@ -242,11 +242,12 @@ def _recorded(seed: int, bench: Bench) -> list[Trial]:
     from dtlab.units.unit10.bottlenecks_training import train  # loads torch
 
     runs = draw_runs(seed)
-    seen = bench.observe(runs, train)
-    if seen.error is not None or seen.trace is None:
-        raise seen.error or RanksError("the ranks recorded no trace")
+    observation = bench.observe(runs, train)
+    trace = observation.trace
+    if observation.error is not None or trace is None:
+        raise observation.error or RanksError("the ranks recorded no trace")
     readings = [
-        Reading(last_step(seen.trace, case.number), case.sizes)
+        Reading(last_step(trace, case.number), case.sizes)
         for case in runs.cases
         if isinstance(case, Stepping)
     ]

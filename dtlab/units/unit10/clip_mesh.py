@@ -132,17 +132,17 @@ class Clipping(WithGradients):
         fitting = (why for why, norm in norms.items() if abs(got - norm) <= _NEAR * norm)
         return next(fitting, "Which elements count more than once, and which not at all?")
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
         """Yields a fault for a rank that calls more collectives than summing a number takes."""
-        for rank in range(one.trial.world_size):
-            for number, events in enumerate(inside_marks(one.trace, rank, ANSWER)):
+        for rank in range(observation.trial.world_size):
+            for number, events in enumerate(inside_marks(observation.trace, rank, ANSWER)):
                 calls = [event for event in events if event.kind == "comm"]
                 total = sum(event.bytes for event in calls)
                 if len(calls) > _CALLS or total > _BYTES:
                     yield (
                         "calls",
-                        f"{one.trial.words(number)}: rank {rank} calls {len(calls)} collectives "
-                        f"on {amount(total)} in all. Send one number: first add up the squares "
+                        f"{observation.trial.words(number)}: rank {rank} calls {len(calls)} "
+                        f"collectives on {amount(total)} in all. Send one number: first add up the squares "
                         "of all that the rank holds, then over one or two groups.",
                     )
 

@@ -94,12 +94,12 @@ def _wrong_groups(rank: int, groups: Any, sizes: Mapping[str, int]) -> str:
         return f"returns {groups}. Return a dict: a process group for each axis."
     if set(groups) != set(sizes):
         return f"returns groups of the axes {', '.join(groups) or '(none)'}."
-    for axis, found in groups.items():
-        if found == "int":  # GroupMember.NON_GROUP_MEMBER
+    for axis, group in groups.items():
+        if group == "int":  # GroupMember.NON_GROUP_MEMBER
             return f"has a group of the axis {axis} that it is not a member of."
-        if isinstance(found, str):
-            return f"has {found} for the axis {axis}, not a process group."
-        members, wanted = list(found[0]), group_of(rank, axis, sizes)
+        if isinstance(group, str):
+            return f"has {group} for the axis {axis}, not a process group."
+        members, wanted = list(group[0]), group_of(rank, axis, sizes)
         if members != wanted:
             others = [name for name in sizes if members == group_of(rank, name, sizes)]
             why = "Which ranks have its coordinates on all other axes?"

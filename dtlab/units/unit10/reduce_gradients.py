@@ -88,19 +88,19 @@ class Reducing(WithGradients):
         size = 4 * self.elements
         return {group: size * count for group, count in counts.items() if len({*group}) > 1}
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
         """Yields a fault for a rank that sends more than one all-reduce per sum takes."""
-        cases = [case for case in one.trial.cases if isinstance(case, Reducing)]
-        for rank in range(one.trial.world_size if one.trace is not None else 0):
+        cases = [case for case in observation.trial.cases if isinstance(case, Reducing)]
+        for rank in range(observation.trial.world_size if observation.trace is not None else 0):
             due = [case.due(rank) for case in cases]
             sums = [(len(members), size) for each in due for members, size in each.items()]
             goal = sum(2 * (ranks - 1) / ranks * size for ranks, size in sums)
-            sent = one.trace.bytes_wire(rank) if one.trace is not None else None
+            sent = observation.trace.bytes_wire(rank) if observation.trace is not None else None
             if sent is not None and sent > goal * _MORE + _GLOO:
                 yield (
                     "bytes",
-                    f"{one.trial.words(0)}: rank {rank} sent {amount(sent)}; one all-reduce for "
-                    f"each sum takes {amount(goal)}. {_which_group(one, rank, due)}",
+                    f"{observation.trial.words(0)}: rank {rank} sent {amount(sent)}; one all-reduce "
+                    f"for each sum takes {amount(goal)}. {_which_group(observation, rank, due)}",
                 )
 
 

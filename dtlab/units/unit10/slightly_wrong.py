@@ -132,7 +132,7 @@ def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
     return whole
 
 
-# What the mended program must do -----------------------------------------------------------------
+# Criteria of the repaired program ----------------------------------------------------------------
 
 
 def _factors(
@@ -143,12 +143,12 @@ def _factors(
     Yields nothing for several steps, after which a parameter is not its first update.
     """
     if case.num_steps == 1:
-        for rank, seen in enumerate(results):
-            for name, tensor in seen["after"].items():
+        for rank, result in enumerate(results):
+            for name, tensor in result["after"].items():
                 yield name, rank, case.factor(name, rank, tensor)
 
 
-def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
+def _wrong_scale(case: MeshRun, results: Sequence[Any], run: Observation) -> str:
     """A message if the head's first update is wrong: it needs only the mean over data ranks."""
     for name, rank, factor in _factors(case, results):
         if name == _HEAD and (factor is None or abs(factor - 1) > _FACTOR):
@@ -160,7 +160,7 @@ def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str
     return ""
 
 
-def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
+def _out_of_balance(case: MeshRun, results: Sequence[Any], run: Observation) -> str:
     """A message if the factor of a parameter before the gather differs from that of the head."""
     factors = list(_factors(case, results))
     head = next((factor for name, _, factor in factors if name == _HEAD), None)

@@ -177,7 +177,7 @@ WRONG = {
     one_gpu: {"data_parallel": "this is the batch of one GPU"},
     split_among_gpus: {"data_parallel": "this splits a microbatch among the GPUs"},
     gpus_plus_micro: {"data_parallel": "this adds GPUs to samples"},
-    every_gpu_is_a_copy: {"tensor_parallel": "GPUs that share one copy see the same samples"},
+    every_gpu_is_a_copy: {"tensor_parallel": "GPUs that share one copy process the same samples"},
     one_copy: {"tensor_parallel": "How many copies are there?"},
     gpus_of_one_copy: {"tensor_parallel": "this multiplies by the GPUs of one copy"},
     without_accumulation: {"tensor_parallel": "A step takes several"},
