@@ -391,7 +391,7 @@ def test_small_messages_may_have_headers_as_large_as_themselves() -> None:
 
 def test_a_right_sum_for_which_too_little_came_is_the_failure() -> None:
     criteria = judged([event for event in ring_events() if event.peers != (2,)])
-    assert "of the 32 bytes that it needs, only 0 bytes came" in criteria["result"].message
+    assert "of the 32 bytes that it needs, only 0 bytes arrived" in criteria["result"].message
     assert [one.status for one in criteria.values()] == ["lost"] + ["blocked"] * 4
 
 

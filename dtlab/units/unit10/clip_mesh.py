@@ -142,8 +142,8 @@ class Clipping(WithGradients):
                     yield (
                         "calls",
                         f"{observation.trial.words(number)}: rank {rank} calls {len(calls)} "
-                        f"collectives on {amount(total)} in all. Send one number: first add up the squares "
-                        "of all that the rank holds, then over one or two groups.",
+                        f"collectives on {amount(total)} in all. Send one number: first add up "
+                        "the squares of all that the rank holds, then over one or two groups.",
                     )
 
 

@@ -99,8 +99,9 @@ class Reducing(WithGradients):
             if sent is not None and sent > goal * _MORE + _GLOO:
                 yield (
                     "bytes",
-                    f"{observation.trial.words(0)}: rank {rank} sent {amount(sent)}; one all-reduce "
-                    f"for each sum takes {amount(goal)}. {_which_group(observation, rank, due)}",
+                    f"{observation.trial.words(0)}: rank {rank} sent {amount(sent)}; one "
+                    f"all-reduce for each sum takes {amount(goal)}. "
+                    f"{_which_group(observation, rank, due)}",
                 )
 
 
