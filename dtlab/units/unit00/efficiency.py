@@ -1,4 +1,4 @@
-"""00/efficiency: the parallel efficiency that a deadline requires, and strong and weak scaling."""
+"""00/efficiency: compute the efficiency that a deadline requires, and strong and weak scaling."""
 
 from __future__ import annotations
 

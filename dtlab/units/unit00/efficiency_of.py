@@ -1,4 +1,4 @@
-"""00/efficiency_of: speed-up and efficiency from traces of the same job at several world sizes."""
+"""00/efficiency_of: compute speed-up and efficiency from traces of a job on several ranks."""
 
 from __future__ import annotations
 

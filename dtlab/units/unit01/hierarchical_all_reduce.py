@@ -1,4 +1,4 @@
-"""01/hierarchical_all_reduce: an all-reduce that sends few bytes between nodes."""
+"""01/hierarchical_all_reduce: write an all-reduce that sends few bytes between nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _traffic_rule(*, crossing: bool) -> Rule:
 
 
 def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
-    """Advice on too many bytes between nodes, from which ranks send how much to which."""
+    """Advice on too many bytes between nodes, by the messages and by the bytes of each rank."""
     nodes = _RANKS // per_node
     whole = 2 * (nodes - 1) / nodes * _BYTES
     if all((m.target - m.source) % _RANKS in (1, _RANKS - 1) for m in all_sent):

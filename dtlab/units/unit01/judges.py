@@ -63,7 +63,7 @@ def over_the_world(seen: Seen) -> list[Observation]:
 # Work done by ready-made code -------------------------------------------------------------------
 
 
-def _not_your_own(seen: Seen) -> str:
+def _moved_by_other_code(seen: Seen) -> str:
     """A message if something else than the learner's messages moved the data; else empty."""
     for run in seen:
         dtlabs = {name for results in run.results for got in results for name in got.finished}
@@ -119,7 +119,7 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
         world = over_the_world(seen)
         mistakes = [mistake for run in world for mistake in run.mistakes]
         wrong = f"{mistakes[0]}\n{pattern(world)}".rstrip() if mistakes else by_luck(world)
-        wrong = _not_your_own(seen) or wrong
+        wrong = _moved_by_other_code(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
     return Judging(right, judge)
@@ -133,7 +133,7 @@ def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
     """
 
     def judge(seen: Seen) -> Verdict:
-        if _not_your_own(seen):
+        if _moved_by_other_code(seen):
             return blocked("judged once your own messages move the data")
         if any(run.mistakes for run in over_the_world(seen)):
             return blocked("judged once the result over all ranks is right")
@@ -165,7 +165,7 @@ def judge_sent(
     """
 
     def judge(seen: Seen) -> Verdict:
-        if _not_your_own(seen):
+        if _moved_by_other_code(seen):
             return blocked("judged once your own messages move the data")
         sent = []
         for run in seen[:measured]:

@@ -1,4 +1,4 @@
-"""01/reduce_scatter: a ring reduce-scatter, the first half of a ring all-reduce."""
+"""01/reduce_scatter: write a ring reduce-scatter, the first half of a ring all-reduce."""
 
 from __future__ import annotations
 

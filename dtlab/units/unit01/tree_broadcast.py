@@ -1,4 +1,4 @@
-"""01/tree_broadcast: a broadcast in the fewest rounds that sends each rank the tensor once."""
+"""01/tree_broadcast: write a broadcast that sends each rank the tensor once, in the fewest rounds."""
 
 from __future__ import annotations
 

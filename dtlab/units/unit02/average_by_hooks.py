@@ -1,4 +1,4 @@
-"""02/average_by_hooks: hooks average gradients in backward; all ranks start with equal models."""
+"""02/average_by_hooks: average gradients in backward by hooks, and start with equal models."""
 
 from __future__ import annotations
 

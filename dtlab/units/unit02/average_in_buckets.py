@@ -234,7 +234,7 @@ PART = Part(
             ),
             rule("all_reduces", 2, "one all-reduce for each bucket", FOREIGN),
             rule("order", 1, "the last parameters come first", "bytes", FOREIGN),
-            rule("bytes", 1, "as many bytes as the gradients have", FOREIGN),
+            rule("bytes", 1, "buckets have as many bytes as gradients", FOREIGN),
             rule(
                 "dtypes",
                 1,

@@ -336,7 +336,7 @@ class Step:
 
     @property
     def others(self) -> str:
-        """The calls of all other collectives, in words; empty if there were none."""
+        """The names of all other collectives that the rank called; empty if there were none."""
         names = {event.name for event in self.events if event.kind == "comm"} - {"all_reduce"}
         return " and ".join(f"dist.{name}" for name in sorted(names))
 

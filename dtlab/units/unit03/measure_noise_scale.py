@@ -29,7 +29,7 @@ _FINISHED = ("dtlab.training.learning_rate",)
 
 
 class Norms(NamedTuple):
-    """Squared norms: `small` of the ranks' gradients, as a mean, and `big` of their mean."""
+    """Squared norms: `small` is their mean over the ranks' gradients, `big` is the mean's."""
 
     small: float
     big: float
@@ -234,7 +234,7 @@ def _same(got: float, wanted: float) -> bool:
     return math.isclose(got, wanted, rel_tol=2e-3)  # float32 errors are about 1e-5
 
 
-def _travels_often(seen: Seen) -> str:
+def _sent_too_much(seen: Seen) -> str:
     """A message unless ranks send one all-reduce of the gradient and only a few more numbers."""
     for where, size, events in in_each_step(seen, "scale"):
         wrong = travels_once(events, size, "the gradient")
@@ -289,7 +289,7 @@ PART = Part(
                 1,
                 "one all-reduce of the gradient, and a few numbers",
                 FOREIGN,
-                also=_travels_often,
+                also=_sent_too_much,
             ),
             rule("untouched", 1, "the gradient is unchanged", FOREIGN, "untouched waits"),
             rule("subgroups", 1, "right on groups of some of the ranks too", after="scale"),

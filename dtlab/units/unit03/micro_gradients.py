@@ -1,4 +1,4 @@
-"""03/micro_gradients: gradients of microbatches with equal and with unequal numbers of tokens."""
+"""03/micro_gradients: compute gradients of microbatches with equal and with unequal tokens."""
 
 from __future__ import annotations
 

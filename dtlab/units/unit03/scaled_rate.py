@@ -1,4 +1,4 @@
-"""03/scaled_rate: the learning rate for k times the batch, its reason, and its warm-up."""
+"""03/scaled_rate: compute the learning rate for k times the batch, and explain its rule."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("data", 1, "the mean over the data group"),
+            rule("data", 1, "gradients are averaged over the data group"),
             rule("sharded", 1, "shards are not mixed", "data"),
             rule("equal", 1, "equal gradients stay unchanged", "data"),
             rule("partial", 2, "parts add up over the tensor group", "data"),

@@ -177,12 +177,12 @@ def _out_of_balance(case: MeshRun, results: Sequence[Any], run: Observation) -> 
 
 
 _MENDED = (
-    criterion("scale", 2, "the mean over the right ranks", _wrong_scale),
+    criterion("scale", 2, "gradients are means over the right ranks", _wrong_scale),
     criterion(
         "balance", 2, "the same factor before and after the gather", _out_of_balance, waits=True
     ),
     criterion(
-        "training", 2, "losses and parameters as in one process", other_losses(_NEAR),
+        "training", 2, "losses and parameters are those of one process", other_losses(_NEAR),
         other_parameters, after=("scale", "balance"),
     ),
 )  # fmt: skip

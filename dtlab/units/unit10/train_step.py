@@ -275,11 +275,11 @@ PART = Part(
         trials=_trials,
         compiles=True,  # the executor's first backward from a given gradient imports the compiler
         rules=(
-            rule("share", 2, "microbatches of the samples of its data coordinate"),
+            rule("share", 2, "each rank has the samples of its data coordinate, in microbatches"),
             rule("order", 2, "backward, reduce once, clip, step"),
-            rule("first", 3, "parameters of one process after a step", "order"),
-            rule("steps", 1, "and after three steps", "order", "first"),
-            rule("loss", 2, "the mean over the batch, on the last stage only"),
+            rule("first", 3, "after one step, parameters are those of one process", "order"),
+            rule("steps", 1, "they still are after three steps", "order", "first"),
+            rule("loss", 2, "the loss is the mean over the batch, on the last stage only"),
         ),
     ),
     reference="dtlab.parallel.gpt.ParallelGPT",
