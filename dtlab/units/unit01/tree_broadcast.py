@@ -1,4 +1,4 @@
-"""01/tree_broadcast: write a broadcast that sends each rank the tensor once, in the fewest rounds."""
+"""01/tree_broadcast: write a broadcast that sends each rank the tensor once, in few rounds."""
 
 from __future__ import annotations
 
