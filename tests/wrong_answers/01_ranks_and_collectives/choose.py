@@ -189,7 +189,7 @@ def not_written(nbytes, cluster):
 
 RIGHT = [by_the_closed_forms, by_hand, all_six_compared]
 
-ON_THE_WIRE = "on the emulated wire; the best needs"
+ON_THE_WIRE = "on the emulated wire; the best takes"
 ON_TWO_NODES = "kB on two nodes of two ranks (300 GB/s and 2 µs inside a node, 12.5"
 ELSEWHERE = "times as long as the best, on average"
 UNKNOWN = "Return one of: naive, ring, tree"
