@@ -389,7 +389,10 @@ def tile_halos(
             linewidth=2.2,
         )
     )
-    told = [f"{count} cells from rank {source}" for source, count in sorted(senders.items())]
+    told = [
+        f"{count} cell{'s' if count > 1 else ''} from rank {source}"
+        for source, count in sorted(senders.items())
+    ]
     below = f"a halo of width {width}: {sum(senders.values())} cells of other ranks for "
     below += f"{cells * cells} own cells"
     figure.heading(heading, below)
