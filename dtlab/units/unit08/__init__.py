@@ -1,0 +1,6 @@
+"""Unit 08, long sequences and large domains: splits of a sequence or of a field over ranks."""
+
+# The modules of its parts in course order, Level I first: each defines `PART`.
+PARTS = (
+    "run_a", "run_b",
+)  # fmt: skip
