@@ -2,5 +2,5 @@
 
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
-    "run_a", "run_b",
+    "field_budget", "choose_split", "run_a", "run_b",
 )  # fmt: skip

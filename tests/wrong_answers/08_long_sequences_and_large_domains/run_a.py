@@ -338,3 +338,37 @@ WRONG = {
     the_whole_field: {"traffic": "all_gather"},
     the_whole_tile: {"traffic": "the halos of all steps are"},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_COUNT = "the number of a step is not used"
+_AXES = "the corners come with the axis that is second"
+_LIKE = "the first and the last line have one shape and one dtype, float64"
+_ORDER = "neither needs the other"
+_ZERO = "the halo is zero before"
+
+EQUIVALENT = {
+    "for _ in range(steps): -> for _ in reversed(range(steps)):": _COUNT,
+    "for axis, dim in (('y', 0), ('x', 1)): -> "
+    "for axis, dim in reversed((('y', 0), ('x', 1))):": _AXES,
+    "... from_after = (torch.empty_like(last), torch.empty_like(first)) -> "
+    "... from_after = (torch.empty_like(last).double(), torch.empty_like(first))": _LIKE,
+    "... (torch.empty_like(last), torch.empty_like(first)) -> "
+    "... (torch.empty_like(last), torch.empty_like(first).double())": _LIKE,
+    "... from_after = (torch.empty_like(last), torch.empty_like(first)) -> "
+    "... from_after = (torch.empty_like(first), torch.empty_like(first))": _LIKE,
+    "... (torch.empty_like(last), torch.empty_like(first)) -> "
+    "... (torch.empty_like(last), torch.empty_like(last))": _LIKE,
+    "... from_after = (torch.empty_like(last), torch.empty_like(first)) -> "
+    "... from_after = (torch.empty_like(first), torch.empty_like(last))": _LIKE,
+    "for work in works: -> for work in reversed(works):": _ORDER,
+    "padded.narrow(dim, 0, 1).copy_(from_before) -> "
+    "padded.narrow(dim, 0, 1).add_(from_before)": _ZERO,
+    "padded.narrow(dim, size + 1, 1).copy_(from_after) -> "
+    "padded.narrow(dim, size + 1, 1).add_(from_after)": _ZERO,
+    "padded.narrow(dim, 0, 1).copy_(from_before); "
+    "padded.narrow(dim, size + 1, 1).copy_(from_after) -> "
+    "padded.narrow(dim, size + 1, 1).copy_(from_after); "
+    "padded.narrow(dim, 0, 1).copy_(from_before)": _ORDER,
+}

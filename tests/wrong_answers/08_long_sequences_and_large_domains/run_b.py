@@ -305,3 +305,39 @@ WRONG = {
     once_more_around: {"ring": "On a ring a rank sends"},
     to_every_rank: {"ring": "its messages are with ranks 1"},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_WIDE = "it is float64 already"
+_ORDER = "neither needs the other"
+_ONE = "one row for all queries, which broadcasts"
+_SAME = "the same for both orders"
+
+EQUIVALENT = {
+    "... zigzag=True) for r in range(ranks)] -> ... zigzag=True) for r in range(ranks + 1)]": (
+        "the tokens of one rank more are not used"
+    ),
+    "... (torch.zeros_like(v), v.new_full((*v.shape[:-1], 1), -math.inf)) -> "
+    "... (torch.zeros_like(v), v.new_full((*v.shape[:-0], 1), -math.inf))": _ONE,
+    "... (torch.zeros_like(v), v.new_full((*v.shape[:-1], 1), -math.inf)) -> "
+    "... (torch.zeros_like(v), v.new_full((*v.shape[:-1 + 1], 1), -math.inf))": _ONE,
+    "result, total = (torch.zeros_like(v), v.new_full((*v.shape[:-1], 1), ... -> "
+    "result, total = (torch.zeros_like(v).double(), v.new_full((*v.shape[:-1], 1), ...": _WIDE,
+    "result, total = (torch.zeros_like(v), v.new_full((*v.shape[:-1], 1), ... -> "
+    "result, total = (v, v.new_full((*v.shape[:-1], 1), ...": "times exp(-inf), so 0",
+    "scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1]) -> "
+    "scores = q @ keys.transpose(-1, -2) / math.sqrt(q.shape[-1])": _SAME,
+    "later = positions[(rank - step) % ranks] > positions[rank].unsqueeze(1) -> "
+    "later = positions[rank - step] > positions[rank].unsqueeze(1)": (
+        "a negative index counts from the end"
+    ),
+    "together = torch.logaddexp(total, scores.logsumexp(-1, keepdim=True)) -> "
+    "together = torch.logaddexp(scores.logsumexp(-1, keepdim=True), total)": _SAME,
+    "total = together; if step < ranks - 1:; ... -> "
+    "if step < ranks - 1:; arriving = torch.empty_like(block); ...": _ORDER,
+    "arriving = torch.empty_like(block) -> arriving = torch.empty_like(block).double()": _WIDE,
+    "for work in works: -> for work in reversed(works):": _ORDER,
+    "for work in works:; work.wait(); block = arriving -> "
+    "block = arriving; for work in works:; work.wait()": "two names of one tensor",
+}
