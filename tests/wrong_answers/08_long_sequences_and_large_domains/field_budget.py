@@ -30,10 +30,10 @@ def squares(setting):
 
 
 def squarest_tiles(setting):
-    """Tiles as square as possible. Periodic strips send no more than that on few ranks."""
+    """The tiles with the smallest perimeter, although an axis of one rank sends nothing."""
     height, width = setting["rows"], setting["columns"]
     return min(
-        shapes(dist.get_world_size()), key=lambda shape: abs(height / shape[0] - width / shape[1])
+        shapes(dist.get_world_size()), key=lambda shape: height // shape[0] + width // shape[1]
     )
 
 
@@ -157,6 +157,10 @@ def always_two_axes(setting):
     return ran(setting, mesh=squares)
 
 
+def smallest_perimeter(setting):
+    return ran(setting, mesh=squarest_tiles)
+
+
 def halos_twice(setting):
     """Once to see that it works."""
 
@@ -246,9 +250,42 @@ WRONG = {
     always_strips: {"bytes": "On the best mesh"},
     strips_the_longer_way: {"bytes": "On the best mesh"},
     always_two_axes: {"bytes": "On the best mesh"},
+    smallest_perimeter: {"bytes": "On the best mesh"},
     halos_twice: {"bytes": "On the best mesh"},
     wider_than_needed: {"bytes": "On the best mesh"},
     its_total_too: {"bytes": "all_reduce"},
     a_step_of_the_whole_tile: {"memory": "Which tensors exist"},
     the_whole_start: {"memory": "Which tensors exist"},
+}
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_CORNERS = "the corners decide about no mesh"
+_DIVIDES = "no number above the ranks divides them"
+_COUNT = "the number of a step is not used"
+_ROWS = "each row of the result is computed from the padded tile, once or twice"
+_SENT = "return (y > 1) * wide + (x > 1) * (tall + 2) -> return (y > 1) * wide + (x > 1) * "
+_MESHES = "... y) for y in range(1, ranks + 1) if ranks % y == 0], key=sent) -> ... y) for y in "
+_FIRST, _LAST = (
+    "for first in range(0, tall, 16): -> for first in ",
+    "last = min(first + 16, tall) -> ",
+)
+
+EQUIVALENT = {
+    **{_SENT + other: _CORNERS for other in ("(tall + 3)", "(tall + 1)", "(tall - 2)", "tall")},
+    _MESHES + "range(1, ranks + 2) if ranks % y == 0], key=sent)": _DIVIDES,
+    _MESHES + "range(1, ranks + 1 + 1) if ranks % y == 0], key=sent)": _DIVIDES,
+    "... min([(y, ranks // y) for y in range(1, ranks + 1) if ranks % y == 0], key=sent) -> "
+    "... min([(y, ranks // y) for y in reversed(range(1, ranks + 1)) if ranks % y == 0], "
+    "key=sent)": "of two that send equally much, either will do",
+    "for _ in range(setting['steps']): -> for _ in reversed(range(setting['steps'])):": _COUNT,
+    _FIRST + "range(0, tall, 15):": _ROWS,
+    _FIRST + "range(0, tall + 1, 16):": "a step of no rows",
+    _FIRST + "range(0, tall - 1, 16):": "no tile has 16 n + 1 rows",
+    _FIRST + "reversed(range(0, tall, 16)):": _ROWS,
+    "... first:last + 2], setting['dt']) -> ... first:last + 2], setting['dt']); "
+    "for first in range(0, tall, 16):; ...": _ROWS,
+    _LAST + "last = min(first + 17, tall)": _ROWS,
+    _LAST + "last = min(tall, first + 16)": "the smaller of the two",
 }
