@@ -1,4 +1,4 @@
-"""Unit 08, long sequences and large domains: splits of a sequence or of a field over ranks."""
+"""Unit 08, long sequences and large domains: context and domain parallelism."""
 
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (

@@ -22,6 +22,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.units.unit08.run_a import collective_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -87,14 +88,16 @@ class Water(Faulty):
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        covered = 0
+        import torch
+
+        tiles = torch.zeros(self.rows, self.columns, dtype=torch.int8)  # over each cell
         for rank, result in enumerate(results):
             (row, column), (_, height, width) = result["place"], result["shape"]
             rows, columns = range(row, row + height), range(column, column + width)
-            covered += height * width
             if min(row, column) < 0 or rows.stop > self.rows or columns.stop > self.columns:
                 yield "result", f"the tile of rank {rank} is not inside the field."
                 return
+            tiles[row : rows.stop, column : columns.stop] += 1
             right = self.one_process[:, row : rows.stop, column : columns.stop]
             right = right[:, _kept(height)][:, :, _kept(width)]
             off = (result["cells"] - right).abs().nan_to_num(nan=1.0)
@@ -108,20 +111,16 @@ class Water(Faulty):
                     f"{float(right[which, y, x]):.9f}.",
                 )
                 return
-        if covered != self.rows * self.columns:
-            yield (
-                "result",
-                f"the tiles of all ranks have {covered:,} cells together, and the field has "
-                f"{self.rows * self.columns:,}.",
-            )
+        for row, column in (tiles != 1).nonzero()[:1].tolist():
+            count = int(tiles[row, column])
+            yield "result", f"the cell in row {row} and column {column} is in {count} tiles."
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
         trace = observation.trace
         if trace is None or self.topic != "result":
             return
-        others = set(trace.ops()) - {"send", "recv", "barrier"}
-        if others:
-            yield "bytes", f"{observation.trial.words()}: the ranks call {min(others)}."
+        if called := collective_in(observation):
+            yield "bytes", f"{observation.trial.words()}: the ranks call {called}."
         best = self.steps * min(self.by_mesh.values())
         sent = max(trace.bytes_sent())
         if sent > _MORE * best:

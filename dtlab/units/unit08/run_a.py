@@ -27,7 +27,7 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["PART", "Tiled"]
+__all__ = ["PART", "Tiled", "collective_in"]
 
 _NEAR = 1e-12
 _MORE = 1.25  # times the bytes of the halos
@@ -135,11 +135,16 @@ def _other_field(case: Tiled, results: Sequence[Any], run: Observation) -> str:
     return ""
 
 
+def collective_in(run: Observation) -> str:
+    """The name of a collective that the ranks call; empty if they only send and receive."""
+    called = set(run.trace.ops()) if run.trace is not None else set()
+    return min(called - {"send", "recv", "barrier"}, default="")
+
+
 def _too_much_sent(case: Tiled, results: Sequence[Any], run: Observation) -> str:
     """Objects if a rank sends more than the lines around its tile, in all cases together."""
-    others = set(run.trace.ops()) - {"send", "recv", "barrier"} if run.trace else set()
-    if others:
-        return f"the ranks call {min(others)}. Which cells of other tiles does a rank need?"
+    if called := collective_in(run):
+        return f"the ranks call {called}. Which cells of other tiles does a rank need?"
     cases: Sequence[Any] = run.trial.cases
     rows, columns = case.tile
     halos = 8 * 2 * (rows + columns + 4) * sum(each.steps for each in cases)

@@ -23,6 +23,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.words import amount, ranks_in_words
+from dtlab.units.unit08.run_a import collective_in
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -144,9 +145,8 @@ def _holds_more(case: Attending, results: Sequence[Any], run: Observation) -> st
     """Objects to collectives, and to more bytes than those of each block once per hop."""
     if run.trace is None:
         return ""
-    others = set(run.trace.ops()) - {"send", "recv", "barrier"}
-    if others:
-        return f"the ranks call {min(others)}: a rank may hold two blocks, not those of all ranks."
+    if called := collective_in(run):
+        return f"the ranks call {called}: a rank may hold two blocks, not those of all ranks."
     cases: Sequence[Any] = run.trial.cases
     most = sum(8 * each.heads * 2 * each.run * (each.size + each.tokens) for each in cases)
     most *= case.ranks - 1

@@ -117,6 +117,13 @@ def a_part_of_each_tile(setting):
     return tile[:, :-1], place
 
 
+def the_first_tile_everywhere(setting):
+    """Right as it is, on every rank."""
+    tile, _ = ran(setting)
+    dist.broadcast(tile, 0)
+    return tile, (0, 0)
+
+
 def walls(setting):
     """No water outside, and so NaN."""
     return ran(setting, boundary="zero")
@@ -240,7 +247,8 @@ WRONG = {
     a_tile_alone: {"result": ""},
     places_by_number: {"result": "in one process it is"},
     the_same_tile: {"result": "in one process it is"},
-    a_part_of_each_tile: {"result": "the tiles of all ranks have"},
+    a_part_of_each_tile: {"result": "is in 0 tiles"},
+    the_first_tile_everywhere: {"result": "is in 6 tiles"},
     walls: {"result": "in one process it is"},
     one_step_less: {"result": "in one process it is"},
     one_step_more: {"result": "in one process it is"},
