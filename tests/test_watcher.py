@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
+from dtlab.ranks.protocol import OpInfo
+from dtlab.ranks.watch.deadlocks import waiting_of
 from tests.marks import proof, retried
 
 pytestmark = [
@@ -1161,3 +1163,9 @@ def test_what_nobody_waits_for_in_python_is_let_go_of() -> None:
     gradients = 4 * (500 * 500 + 500)
     for sizes in dtlab.launch(train, world_size=2, trace=False).values:
         assert max(sizes) < 2.1 * gradients, sizes  # `.grad`, and the last pass's buckets
+
+
+def test_a_wait_whose_file_is_not_known_has_no_place() -> None:
+    """The ranks' board may be read before the name of a file is on it."""
+    recv = OpInfo(0, "recv", "recv()", (1,), 0, 0, (0, 1), __file__, 1, "", 7)
+    assert waiting_of(recv).waits_in == ""

@@ -127,6 +127,7 @@ class Recording(Case):
 class Trial:
     """One launch, in which every rank runs the same cases in the same order.
 
+    `memory` is the limit of a rank in bytes, as `memory_limit` of `dtlab.launch`, if any.
     `cluster` is the emulated interconnect, if any. Messages about a `secret` trial contain only
     the number of ranks. `limit` is in seconds. It is longer for functions of the library that
     train for a while, since an answer must not lose points on a busy machine.
@@ -137,6 +138,7 @@ class Trial:
     cluster: Cluster | None = None
     secret: bool = False
     limit: float = TIME_LIMIT
+    memory: int | None = None
 
     @property
     def calls(self) -> list[Callable[..., Any]]:
@@ -296,6 +298,7 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
                 world_size=trial.world_size,
                 backend="gloo",
                 timeout=trial.limit,
+                memory_limit=trial.memory,
                 cluster=trial.cluster,
             )
 

@@ -1,0 +1,6 @@
+"""Unit 08, long sequences and large domains: context and domain parallelism."""
+
+# The modules of its parts in course order, Level I first: each defines `PART`.
+PARTS = (
+    "field_budget", "choose_split", "run_a", "run_b",
+)  # fmt: skip
