@@ -1,0 +1,6 @@
+"""Unit 08, long sequences and large domains: context and domain parallelism."""
+
+# The modules of its parts in course order, Level I first: each defines `PART`.
+PARTS = (
+    "merge_blocks", "ring_forward", "halo_rows", "halo_corners",
+)  # fmt: skip
