@@ -2,5 +2,6 @@
 
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
+    "volumes", "head_limit", "halos", "hidden",
     "merge_blocks", "ring_forward", "halo_rows", "halo_corners",
 )  # fmt: skip
