@@ -152,7 +152,7 @@ def test_outputs_of_the_stack_depend_on_so_many_cells(learner: str) -> None:
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_borders_shrink_with_the_side_of_a_tile(learner: str) -> None:
     given, right = drawn("halos", learner)
-    strips = [halo_elements((given["side"] / r,), 2, given["side"]) for r in (16, 64)]  # type: ignore[arg-type]
+    strips = [halo_elements((given["side"] / r,), 2, given["side"]) for r in (16, 64)]
     sides = [4 * 2 * given["side"] / root for root in (4, 8)]
     assert right["growth"] == pytest.approx([strips[1] / strips[0], sides[1] / sides[0]])
 

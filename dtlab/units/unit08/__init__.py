@@ -3,5 +3,6 @@
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
     "volumes", "head_limit", "halos", "hidden",
-    "merge_blocks", "ring_forward", "halo_rows", "halo_corners",
+    "merge_blocks", "ring_forward", "ring_causal",
+    "halo_rows", "halo_corners", "tile_conv",
 )  # fmt: skip

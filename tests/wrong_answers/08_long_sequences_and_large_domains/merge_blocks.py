@@ -198,3 +198,11 @@ WRONG = {
     grows_from_the_old_total: {"rounds": "At the beginning total is -inf"},
     begins_with_zero: {"rounds": "At the beginning total is -inf"},
 }
+
+_SCORES = "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) -> scores = q @ "
+EQUIVALENT = {
+    _SCORES + "k.transpose(2, -1) / math.sqrt(q.shape[-1])": "the third of four dims is dim 2",
+    _SCORES + "k.transpose(-1, -2) / math.sqrt(q.shape[-1])": "both dims swap places",
+    "after = torch.logaddexp(total, scores.logsumexp(-1)) -> "
+    "after = torch.logaddexp(scores.logsumexp(-1), total)": "a sum",
+}
