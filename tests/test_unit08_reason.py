@@ -42,7 +42,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("symbol", ["volumes", "head_limit", "halos", "hidden"])
 def test_learners_get_different_questions(symbol: str) -> None:
     values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in EVERYBODY)
-    assert len(values) > 35
+    assert len(values) > 30
     assert max(values.values()) < 12
 
 
@@ -105,7 +105,7 @@ def test_ranks_have_whole_heads_with_their_keys(learner: str) -> None:
         count for count in (2, 3, 4, 6, 8, 12, 16) if deals(count, kv_heads)
     }
     world = kv_heads * given["times"]
-    assert heads % world == 0 or given["times"] in (2, 3, 4)
+    assert heads % world == 0, "all ranks have as many query heads"
     holders = [{rank for rank in range(world) if rank * kv_heads // world == kv} for kv in keys_of]
     assert {len(each) for each in holders} == {right["copies"]}
     assert right["two_levels"] == [right["most"], world // right["most"]]

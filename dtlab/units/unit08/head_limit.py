@@ -9,16 +9,20 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
 _COUNTS = (2, 3, 4, 6, 8, 12, 16)
+_GROUPS = [  # query heads for each KV head; ranks for each KV head
+    (4, 2), (4, 4), (6, 2), (6, 3), (8, 2), (8, 4), (10, 2), (10, 5), (12, 2), (12, 3), (12, 4),
+]  # fmt: skip
 _DIVIDES = "look at {} again: can every rank get as many KV heads as every other one?"
 
 
 def _draw(draw: Random) -> Values:
     kv_heads = draw.choice((4, 6, 8, 10, 12))
+    group, times = draw.choice(_GROUPS)
     return {
-        "heads": kv_heads * draw.choice((4, 5, 6, 8, 10, 12)),
+        "heads": kv_heads * group,
         "kv_heads": kv_heads,
         "tensor": 2,
-        "times": draw.choice((2, 3, 4)),
+        "times": times,
     }
 
 
