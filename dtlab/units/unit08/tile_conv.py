@@ -203,9 +203,11 @@ def _trials(seed: int) -> list[Trial]:
     """Dilated kernels on 1 to 4 ranks, a kernel of one row, and a field with many columns."""
     draw = random.Random(seed)
 
-    def trial(ranks: int, topic: str = "output", columns: int = 0, high: int = 0) -> Trial:
+    def trial(
+        ranks: int, topic: str = "output", high: int = 0, dilation: int = 0, columns: int = 0
+    ) -> Trial:
         kernel = high or draw.choice((3, 5)), draw.choice((1, 3, 5))
-        dilation = draw.randint(2, 3)
+        dilation = dilation or draw.randint(2, 3)
         least = max(2, dilation * (kernel[0] - 1) // 2)
         rows = tuple(least + draw.randint(0, 3) for _ in range(ranks))
         columns = columns or draw.randint(5, 8)
@@ -215,7 +217,7 @@ def _trials(seed: int) -> list[Trial]:
 
     return [
         trial(3),
-        trial(2),
+        trial(2, high=3, dilation=1),
         trial(1),
         trial(4, columns=1500),
         trial(2, "narrow", high=1),

@@ -295,3 +295,18 @@ WRONG = {
     wider_than_asked: {"bytes": "Each side needs a strip"},
     everything_twice: {"bytes": "Each side needs a strip"},
 }
+
+ORDER = "nothing depends on this order"
+EQUIVALENT = {
+    "if has_before:; works.append(dist.isend(part[:width].contiguous(), rank - step)); ... -> "
+    "if has_after:; works.append(dist.isend(part[-width:].contiguous(), rank + step)); ...": ORDER,
+    "works.append(dist.isend(part[:width].contiguous(), rank - step)); "
+    "works.append(dist.irecv(before, rank - step)) -> "
+    "works.append(dist.irecv(before, rank - step)); "
+    "works.append(dist.isend(part[:width].contiguous(), rank - step))": ORDER,
+    "works.append(dist.isend(part[-width:].contiguous(), rank + step)); "
+    "works.append(dist.irecv(after, rank + step)) -> "
+    "works.append(dist.irecv(after, rank + step)); "
+    "works.append(dist.isend(part[-width:].contiguous(), rank + step))": ORDER,
+    "for work in works: -> for work in reversed(works):": ORDER,
+}

@@ -263,3 +263,28 @@ WRONG = {
     two_ranks_are_mixed_up: {"few": "2 ranks"},
     alone_it_stays_zero: {"few": "1 rank"},
 }
+
+CONTIGUOUS = "whole rows are contiguous already"
+ORDER = "nothing depends on this order"
+SHAPE = "both have the same shape"
+EQUIVALENT = {
+    "first, last = (tile[:width].contiguous(), tile[-width:].contiguous()) -> "
+    "first, last = (tile[:width], tile[-width:].contiguous())": CONTIGUOUS,
+    "first, last = (tile[:width].contiguous(), tile[-width:].contiguous()) -> "
+    "first, last = (tile[:width].contiguous(), tile[-width:])": CONTIGUOUS,
+    "if ranks == 1 and periodic:; return torch.cat([last, tile, first]); above, below = "
+    "(torch.zeros_like(last), torch.zeros_like(first)) -> "
+    "above, below = (torch.zeros_like(last), torch.zeros_like(first)); if ranks == 1 and "
+    "periodic:; return torch.cat([last, tile, first])": ORDER,
+    "above, below = (torch.zeros_like(last), torch.zeros_like(first)) -> "
+    "above, below = (torch.zeros_like(first), torch.zeros_like(first))": SHAPE,
+    "above, below = (torch.zeros_like(last), torch.zeros_like(first)) -> "
+    "above, below = (torch.zeros_like(last), torch.zeros_like(last))": SHAPE,
+    "above, below = (torch.zeros_like(last), torch.zeros_like(first)) -> "
+    "above, below = (torch.zeros_like(first), torch.zeros_like(last))": SHAPE,
+    "works.append(dist.isend(first, (rank - 1) % ranks)); works.append(dist.irecv(above, "
+    "(rank - 1) % ranks)) -> "
+    "works.append(dist.irecv(above, (rank - 1) % ranks)); works.append(dist.isend(first, "
+    "(rank - 1) % ranks))": ORDER,
+    "for work in works: -> for work in reversed(works):": ORDER,
+}

@@ -292,3 +292,37 @@ WRONG = {
     once_more_round: {"wire": "do not send it on"},
     gathered: {"work": "are enough", "wire": "calls all_gather"},
 }
+
+DIMS = "the same dim of four, or both in another order"
+MASK = "the mask is the same for each head, or spread over them"
+ORDER = "nothing depends on this order"
+SUM = "a sum"
+EQUIVALENT = {
+    "... dist.get_world_size(), q.shape[-2] // 2) -> "
+    "... dist.get_world_size(), q.shape[2] // 2)": DIMS,
+    "if step < ranks - 1:; works.append(dist.isend(block, (rank + 1) % ranks)); ... -> "
+    "source = (rank - step) % ranks; if step < ranks - 1:; ...": ORDER,
+    "works.append(dist.isend(block, (rank + 1) % ranks)); works.append(dist.irecv(arriving, "
+    "(rank - 1) % ranks)) -> "
+    "works.append(dist.irecv(arriving, (rank - 1) % ranks)); works.append(dist.isend(block, "
+    "(rank + 1) % ranks))": ORDER,
+    "... q[..., rows, :] @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) -> "
+    "... q[..., rows, :] @ k.transpose(2, -1) / math.sqrt(q.shape[-1])": DIMS,
+    "... q[..., rows, :] @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) -> "
+    "... q[..., rows, :] @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])": DIMS,
+    "hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) -> "
+    "hidden = torch.ones(scores.shape[-3:], dtype=torch.bool).triu(1)": MASK,
+    "hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) -> "
+    "hidden = torch.ones(scores.shape[2:], dtype=torch.bool).triu(1)": MASK,
+    "hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) -> "
+    "hidden = torch.ones(scores.shape[-2 - 1:], dtype=torch.bool).triu(1)": MASK,
+    "hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1) -> "
+    "hidden = torch.ones(scores.shape[:], dtype=torch.bool).triu(1)": MASK,
+    "after = torch.logaddexp(total[..., rows], scores.logsumexp(-1)) -> "
+    "after = torch.logaddexp(scores.logsumexp(-1), total[..., rows])": SUM,
+    "total[..., rows] = after; for work in works:; work.wait() -> "
+    "for work in works:; work.wait(); total[..., rows] = after": ORDER,
+    "for work in works: -> for work in reversed(works):": ORDER,
+    "for work in works:; work.wait(); block = arriving -> "
+    "block = arriving; for work in works:; work.wait()": ORDER,
+}

@@ -273,3 +273,36 @@ WRONG = {
     all_blocks_kept: {"holds": "Drop a block after its round"},
     a_list_of_all_blocks: {"holds": "Drop a block after its round"},
 }
+
+BROADCAST = "the total has one element, which is spread over all queries"
+DIMS = "the same dim of four, or both in another order"
+ORDER = "nothing depends on this order"
+SUM = "a sum"
+ZERO = "at the first block the factor of the old output is 0"
+EQUIVALENT = {
+    "... (torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)) -> "
+    "... (torch.zeros_like(q), q.new_full(q.shape[:-0], -math.inf))": BROADCAST,
+    "... (torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)) -> "
+    "... (torch.zeros_like(q), q.new_full(q.shape[:1], -math.inf))": BROADCAST,
+    "out, total = (torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)) -> "
+    "out, total = (q, q.new_full(q.shape[:-1], -math.inf))": ZERO,
+    "... (torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)) -> "
+    "... (torch.zeros_like(q), q.new_full(q.shape[:-1 + 1], -math.inf))": BROADCAST,
+    "if step < ranks - 1:; works.append(dist.isend(block, (rank + 1) % ranks)); ... -> "
+    "k, v = block; if step < ranks - 1:; ...": ORDER,
+    "works.append(dist.isend(block, (rank + 1) % ranks)); works.append(dist.irecv(arriving, "
+    "(rank - 1) % ranks)) -> "
+    "works.append(dist.irecv(arriving, (rank - 1) % ranks)); works.append(dist.isend(block, "
+    "(rank + 1) % ranks))": ORDER,
+    "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) -> "
+    "scores = q @ k.transpose(2, -1) / math.sqrt(q.shape[-1])": DIMS,
+    "scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]) -> "
+    "scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])": DIMS,
+    "after = torch.logaddexp(total, scores.logsumexp(-1)) -> "
+    "after = torch.logaddexp(scores.logsumexp(-1), total)": SUM,
+    "total = after; for work in works:; work.wait() -> "
+    "for work in works:; work.wait(); total = after": ORDER,
+    "for work in works: -> for work in reversed(works):": ORDER,
+    "for work in works:; work.wait(); block = arriving -> "
+    "block = arriving; for work in works:; work.wait()": ORDER,
+}

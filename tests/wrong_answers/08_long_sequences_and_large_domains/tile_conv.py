@@ -275,3 +275,27 @@ WRONG = {
     twice_as_wide: {"bytes": "Are more rows exchanged"},
     exchanged_twice: {"bytes": "Are more rows exchanged"},
 }
+
+DIMS = "the same dim of four, or both in another order"
+DTYPE = "autograd converts a gradient to the dtype of its tensor"
+ORDER = "nothing depends on this order"
+OWN = "the convolution makes this gradient for this function alone"
+SAME = "the same numbers in the same place"
+EQUIVALENT = {
+    "return torch.cat([above, tile, below], -2) -> "
+    "return torch.cat([above, tile, below], 2)": DIMS,
+    "own = gradient[..., width:-width, :].clone() -> "
+    "own = gradient[..., width:-width, :].clone().double()": DTYPE,
+    "own = gradient[..., width:-width, :].clone() -> own = gradient[..., width:-width, :]": OWN,
+    "own[..., :width, :] += above; own[..., -width:, :] += below -> "
+    "own[..., -width:, :] += below; own[..., :width, :] += above": ORDER,
+    "own[..., :width, :] += above -> own[..., :width, :] = own[..., :width, :] + above": SAME,
+    "own[..., -width:, :] += below -> own[..., -width:, :] = own[..., -width:, :] + below": SAME,
+    "total = gradient.clone() -> total = gradient.clone().double()": DTYPE,
+    "total = gradient.clone() -> total = gradient": OWN,
+    "... // 2 for size in weight.shape[-2:]) -> ... // 2 for size in weight.shape[2:])": DIMS,
+    "if rows > 0:; tile = WithHalo.apply(tile, rows, exchange); weight, bias = "
+    "(Shared.apply(weight), Shared.apply(bias)) -> "
+    "weight, bias = (Shared.apply(weight), Shared.apply(bias)); if rows > 0:; tile = "
+    "WithHalo.apply(tile, rows, exchange)": ORDER,
+}
