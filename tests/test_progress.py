@@ -192,6 +192,38 @@ def test_what_is_extra_comes_last() -> None:
     assert state_of([], parts=sorted(unit, key=lambda part: not part.stretch)).next == unit[0]
 
 
+def test_either_half_of_a_level_gives_full_points() -> None:
+    """Unit 08, Level II: the second half is extra, and has as many points as the first one."""
+    level = [part for part in known_parts() if part.unit == "08" and part.level == 2]
+    extra = [part for part in level if part.stretch]
+    required = [part for part in level if not part.stretch]
+    full = sum(part.points for part in required)
+    assert sum(part.points for part in extra) == full == 28
+    assert sum(part.minutes for part in extra) == sum(part.minutes for part in required)
+    for part in extra:
+        record(part.name, part.points, part.points)
+    shown = repr(progress("08"))
+    assert "Level II, build: 28 of 28 points (28 from extra parts), 28 of 28 extra" in shown
+    of_unit = sum(p.points for p in known_parts() if p.unit == "08" and not p.stretch)
+    assert f"  28 of {of_unit:>3g} points" in shown.splitlines()[0]
+    assert f"28 of {of_unit:g} points (28 from extra parts)" in progress("08")._repr_html_()
+    assert progress("08").next not in level  # the other half is not next
+    record(required[0].name, 1, 1)
+    assert "28 of 28 points (20 from extra parts), 28 of 28 extra" in repr(progress("08"))
+
+
+def test_points_of_extra_parts_stay_in_their_level_and_add_no_more_than_is_missing() -> None:
+    level = [part for part in known_parts() if part.unit == "01" and part.level == 2]
+    extra = next(part for part in level if part.stretch)
+    record(extra.name, 1, 1)
+    text = repr(progress("01"))
+    assert f"Level II, build: {extra.points:g} of 18 points ({extra.points:g} from extra" in text
+    assert "Level I, reason: 0 of 26 points" in text
+    for part in level:
+        record(part.name, 1, 1)
+    assert "Level II, build: 18 of 18 points, 14 of 14 extra" in repr(progress("01"))
+
+
 def test_what_is_next_follows_what_the_learner_works_on() -> None:
     parts = [part for part in known_parts() if not part.stretch and not part.by_hand]
     later = [part for part in parts if part.unit == "05"]
