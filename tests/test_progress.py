@@ -184,10 +184,10 @@ def test_what_is_extra_comes_last() -> None:
     required = [part for part in parts if not part.stretch]
     assert state_of(required).next == extra[0]
     assert state_of(parts).next is None
-    for passed in ([], extra[:1]):
-        following = state_of(passed, extra[0].name).next
-        assert following in required
-        assert following.unit == extra[0].unit
+    assert state_of([], extra[0].name).next == extra[0]  # in which the learner is
+    following = state_of(extra[:1], extra[0].name).next
+    assert following in required
+    assert following.unit == extra[0].unit
     unit = [part for part in parts if part.unit == "01"]
     assert state_of([], parts=sorted(unit, key=lambda part: not part.stretch)).next == unit[0]
 

@@ -616,7 +616,7 @@ def test_a_trace_says_that_its_links_were_emulated() -> None:
     cluster = dtlab.Cluster(gpus_per_node=2)
     trace = dtlab.launch(dist.barrier, cluster=cluster).trace
     assert trace is not None
-    assert trace.emulated == repr(cluster)
+    assert trace.emulated == str(cluster)
     plain = dtlab.launch(dist.barrier).trace
     assert plain is not None
     assert plain.emulated == ""
