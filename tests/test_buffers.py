@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dtlab
 from dtlab.ranks.record.buffers import _Accesses
+from dtlab.training.live import Storages
 
 Function = Callable[[], object]
 
@@ -670,6 +671,18 @@ def test_links_that_are_emulated() -> None:
     ):
         *_, function = (FAULTY if is_faulty else CORRECT)[name]
         assert bool(warnings_of(function, 2, cluster=cluster)) == is_faulty, name
+
+
+def test_a_dispatch_mode_hides_no_mistake() -> None:
+    def counted() -> None:
+        block = torch.ones(10)
+        with Storages(block):
+            works = [dist.isend(block, right()), dist.irecv(block, 1 - me())]
+            for work in works:
+                work.wait()
+
+    (warning,) = dtlab.launch(counted, world_size=2).warnings
+    assert "passed the tensor of isend to recv before wait()" in warning
 
 
 def test_without_a_trace_nothing_is_watched() -> None:

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -42,7 +43,10 @@ MOST = 64  # limit on watched operations in flight, and on watched tensor object
 OFTEN = 100  # limit on watched operations that the same call in the program issues
 _PEEK = 64  # bytes compared at either end of a tensor
 _C10D = dist.distributed_c10d.__file__
-_BETWEEN = {_C10D, dist.c10d_logger.__file__, torch.overrides.__file__, __file__}
+_BETWEEN = {
+    _C10D, dist.c10d_logger.__file__, torch.overrides.__file__, torch._ops.__file__, __file__,
+    str(Path(__file__).with_name("interception.py")),
+}  # fmt: skip
 # In these operations gloo does not raise a tensor's version, unless it computes an average.
 _KEEP_VERSION = ("send", "recv", "broadcast", "all_reduce")
 _AVERAGE = dist.ReduceOp.RedOpType.__members__["AVG"].value
@@ -243,10 +247,13 @@ class Buffers:
         """Whether the learner's code called the operation, at most `OFTEN` times from this place.
 
         `send` and `recv` themselves wait for the operation that they issue. So do C++ functions,
-        whose operations do not pass through Python functions of torch.distributed.
+        whose operations do not pass through Python functions of torch.distributed. A dispatch mode
+        between the two, such as a counter of memory, makes no difference.
         """
         innermost = frame
-        while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        while frame is not None and (
+            frame.f_code.co_filename in _BETWEEN or frame.f_code.co_name == "__torch_dispatch__"
+        ):
             if frame.f_code.co_name in ("send", "recv"):
                 return False
             frame = frame.f_back
