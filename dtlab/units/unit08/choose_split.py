@@ -94,7 +94,7 @@ def times_of(setting: Setting, *, kv_heads: int = 0, hidden: bool = True) -> lis
 
 
 def obstacle(setting: Setting, way: str) -> str:
-    """Why a way is not possible: "heads" or "weights"; empty if it is."""
+    """Why a way is not possible: "heads" or "weights"; empty if it is possible."""
     if way != "ring attention" and setting["kv_heads"] % setting["ranks"]:
         return "heads"
     shared = setting["ranks"] if way == "Megatron" else 1

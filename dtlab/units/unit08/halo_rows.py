@@ -75,7 +75,7 @@ PART = Part(
             rule("edge", 1, "at the edge of the field are zeros", "halo"),
             rule("bytes", 2, "each rank sends its border rows only", "halo", "edge"),
             rule("periodic", 2, "a periodic field continues at its other edge", "halo"),
-            rule("few", 1, "also on one and two ranks", "halo", "edge", "periodic"),
+            rule("few", 1, "the same on one and two ranks", "halo", "edge", "periodic"),
         ),
     ),
     reference="dtlab.parallel.domain.halo_exchange",

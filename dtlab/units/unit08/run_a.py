@@ -127,7 +127,7 @@ def _named(what: str, numbers: Sequence[int]) -> str:
 
 
 def _other_field(case: Tiled, results: Sequence[Any], run: Observation) -> str:
-    """Objects if a cell is wrong after several steps."""
+    """A message if a cell is wrong after several steps."""
     for rank in range(len(results)):
         wrong = int(case.wrong(results, rank).sum())
         if wrong:
@@ -142,7 +142,7 @@ def collective_in(run: Observation) -> str:
 
 
 def _too_much_sent(case: Tiled, results: Sequence[Any], run: Observation) -> str:
-    """Objects if a rank sends more than the lines around its tile, in all cases together."""
+    """A message if a rank sends more than the lines around its tile, in all cases together."""
     if called := collective_in(run):
         return f"the ranks call {called}. Which cells of other tiles does a rank need?"
     cases: Sequence[Any] = run.trial.cases

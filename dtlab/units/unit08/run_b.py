@@ -142,7 +142,7 @@ def _differs(causal: bool, ranks: Sequence[int]) -> Objection:
 
 
 def _holds_more(case: Attending, results: Sequence[Any], run: Observation) -> str:
-    """Objects to collectives, and to more bytes than those of each block once per hop."""
+    """A message if ranks call collectives, or send more than each block once per hop."""
     if run.trace is None:
         return ""
     if called := collective_in(run):

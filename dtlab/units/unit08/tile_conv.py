@@ -236,7 +236,7 @@ PART = Part(
             rule("output", 3, "each tile of the output is that of one process"),
             rule("tile", 3, "so is the gradient of the tile", "output"),
             rule("weights", 2, "all ranks have the gradients of the whole field", "output"),
-            rule("narrow", 1, "also for a kernel of one row, without a halo", "output", "tile",
+            rule("narrow", 1, "the same for a kernel of one row, without a halo", "output", "tile",
                  "weights"),
             rule("bytes", 1, "each rank sends the halo that the kernel needs", "output", "tile"),
         ),
