@@ -239,7 +239,7 @@ def _them(finding: Finding) -> str:
 
 
 def _tags(finding: Finding) -> str | None:
-    """A text if a send and a receive would match but for their tags, else None."""
+    """A text if a send and a receive would match except for their tags, else None."""
     for op in finding.ops:
         for other in (*finding.ops, *finding.unmatched):
             opposite = {op.name, other.name} == {"send", "recv"}

@@ -93,7 +93,7 @@ class Misfit:
 class Machine:
     """Takes the records of all ranks; tells whether they match and which ranks are blocked.
 
-    `describe(rank, record)` converts a record to an `Op`, with names in place of numbers.
+    `describe(rank, record)` converts a record to an `Op`, with names instead of numbers.
     """
 
     def __init__(self, world_size: int, describe: Callable[[int, Record], Op]) -> None:
