@@ -192,7 +192,7 @@ PART = script_part(
     (
         criterion("whole", 1, "right without a mask", _differs(False, (2, 3, 4))),
         criterion("two", 2, "right with a mask on two ranks", _differs(True, (2,)), waits=True),
-        criterion("more", 2, "also on three and four", _differs(True, (3, 4)), after="two"),
+        criterion("more", 2, "the same on three and four", _differs(True, (3, 4)), after="two"),
         criterion("ring", 1, "blocks travel around a ring", _holds_more, after="more"),
     ),
     [
