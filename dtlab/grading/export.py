@@ -44,7 +44,7 @@ _FORMULA = re.compile(r"(^|;)(\s*)(?=[=+\-@＝＋－＠])")
 def harmless(text: object) -> str:
     """Makes a text safe for a cell: one line, and not a formula in a spreadsheet.
 
-    Puts an apostrophe before text that would begin a formula, also after a semicolon, where
+    Puts an apostrophe before text that would begin a formula, even after a semicolon, where
     spreadsheets split cells if the comma is the decimal mark. Keeps numbers. None becomes "".
     """
     shown = "" if text is None else str(text)

@@ -264,7 +264,7 @@ def progress(unit: str | None = None) -> Progress:
 
 
 def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
-    """Returns the title and the practice tasks as the lesson has them, if it can be read."""
+    """Returns the lesson's title, minutes and practice tasks; if unreadable, only its number."""
     with suppress(DtlabError, OSError, ValueError, KeyError, TypeError):
         course = Course.find()
         text = (course.root / course.lesson(number)).read_text(encoding="utf-8")

@@ -52,7 +52,7 @@ def receive_exactly(sock: socket.socket, size: int) -> bytearray:
 
 
 def receive_frame(sock: socket.socket, limit: int | None = None) -> tuple[bytes, bytearray]:
-    """Receive the next frame as (tag, body). Raises `Closed`, also for over `limit` bytes."""
+    """Receive the next frame as (tag, body). A frame over `limit` bytes raises `Closed`."""
     tag, size = HEADER.unpack(receive_exactly(sock, HEADER.size))
     if limit is not None and size > limit:
         raise Closed(f"received a message of {size} bytes, but only {limit} are allowed")

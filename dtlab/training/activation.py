@@ -245,7 +245,7 @@ def checkpoint_every(layers: nn.Sequential, k: int) -> Checkpointed:
     if k < 1:
         raise ValueError(f"A checkpoint needs at least one layer, not {k}.")
     checkpointed = Checkpointed()
-    # Not through the constructor: names stay as they are, also of a layer that occurs twice.
+    # Not through the constructor: names stay as they are, even if a layer occurs twice.
     checkpointed._modules.update(layers._modules)
     checkpointed.training, checkpointed.per_checkpoint = layers.training, k
     return checkpointed

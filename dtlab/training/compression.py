@@ -101,7 +101,7 @@ class Compressor:
     ) -> None:
         """Replace each tensor by (an approximation of) its sum over the ranks of `group`.
 
-        `keys` identify the tensors from step to step, also where DDP packs them into other
+        `keys` identify the tensors from step to step, even where DDP packs them into other
         buckets after its first step. Without keys, a tensor is known by its place.
         Vectors, such as biases, are small: `TopK` and `PowerSGD` send them whole. All ranks must
         call this with tensors of the same shapes in the same order.

@@ -1,6 +1,6 @@
 """Exact means over batches and ranks with different numbers of samples.
 
-The mean of means gives every batch the same weight, also the small last one:
+The mean of means gives every batch the same weight, even the small last one:
 
     rank 0: 3 samples, mean 1.0     mean of means: (1.0 + 5.0) / 2      = 3.0
     rank 1: 1 sample,  mean 5.0     exact mean:    (3 x 1.0 + 5.0) / 4  = 2.0
@@ -54,7 +54,7 @@ class Mean:
     def over_ranks(self, group: ProcessGroup | None = None) -> Mean:
         """Return the mean over all ranks of `group`, with one all-reduce of two numbers.
 
-        Every rank must call this, also a rank without samples. Without torch.distributed the
+        Every rank must call this, even a rank without samples. Without torch.distributed the
         result is a copy of this mean.
         """
         if not dist.is_initialized():

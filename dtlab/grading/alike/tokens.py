@@ -4,10 +4,11 @@
         total = total + step                         print("round", i)
                                                      s = s + i
 
-both become     for v in range ( 3 ) : INDENT v = v + v
+both become     for v in range ( 3 ) : NEWLINE INDENT v = v + v NEWLINE
 
 A program is split into its functions, each without its inner functions, so that their order does
-not matter. Nothing is executed. Code that Python cannot parse is split into tokens unchanged.
+not matter. Nothing is executed. In code that Python cannot parse, functions are not separated,
+and prints stay.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Check:
         return _for_the_learner(criteria, observations, runs)
 
     def unwritten(self, one: Observation, symbol: str) -> str:
-        """Says that the function `symbol` is not written yet; empty if it is."""
+        """A message if the function `symbol` is not written yet; else empty."""
         name = (self.wrapped and one.failed_function) or symbol
         why = f"{name} is not written yet: it still raises NotImplementedError."
         return why if one.unwritten else ""

@@ -22,7 +22,7 @@ _SENT_MORE, _SENT_LESS, _OWN = 1.25, 0.9, 1 << 16  # factors; bytes of gloo and 
 
 
 def copies_differ(case: Training, results: Sequence[Seen], observation: Observation) -> str:
-    """Objects if the final parameters of a rank are not bitwise equal to rank 0's."""
+    """A message if the final parameters of a rank are not bitwise equal to rank 0's."""
     begin, end = results[0].before, results[0].after
     for rank, other in enumerate(results):
         if other.after.equal(end):
@@ -50,7 +50,7 @@ def copies_differ(case: Training, results: Sequence[Seen], observation: Observat
 
 
 def not_shared_out(case: Training, results: Sequence[Seen], observation: Observation) -> str:
-    """Objects if an epoch's samples are not distributed, or not differently in each epoch."""
+    """A message if an epoch's samples are not distributed, or not differently in each epoch."""
     uneven = uneven_epochs(case, results)
     if uneven:
         return uneven
@@ -65,7 +65,7 @@ def not_shared_out(case: Training, results: Sequence[Seen], observation: Observa
 
 
 def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
-    """Objects if a rank does not make the same number of passes in every epoch."""
+    """A message if a rank does not make the same number of passes in every epoch."""
     for rank, result in enumerate(results):
         if not result.passes or len(result.passes) % case.epochs:
             return (
@@ -123,7 +123,7 @@ def _reshuffled(epochs: Sequence[list[list[int]]], taken: list[list[int]]) -> st
 
 
 def too_large_passes(case: Training, results: Sequence[Seen], observation: Observation) -> str:
-    """Objects if a forward pass takes more than a microbatch, which accumulation should avoid."""
+    """A message if a forward pass takes more samples than a microbatch has."""
     largest = max((len(batch) for result in results for batch in result.passes), default=0)
     if largest <= case.micro_batch:
         return ""
@@ -137,7 +137,7 @@ def too_large_passes(case: Training, results: Sequence[Seen], observation: Obser
 
 
 def too_much_sent(case: Training, results: Sequence[Seen], observation: Observation) -> str:
-    """Objects if a rank sends more, or less, than one gradient for each optimizer step."""
+    """A message if a rank sends more, or less, than one gradient for each optimizer step."""
     assert observation.trace is not None
     ranks, steps, size = len(results), case.updates(len(results)), 4 * len(results[0].after)
     gradients = 2 * (ranks - 1) / ranks * size * steps

@@ -205,7 +205,7 @@ def events_of(observation: Observation, *names: str, rank: int = 0) -> list[Even
 
 
 def copies_differ(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
-    """Objects if ranks with a complete parameter do not have the same values."""
+    """A message if ranks with a complete parameter do not have the same values."""
     for name, whole in named(case.model()).items():
         parts = [case.part(name, whole, rank, len(results)) for rank in range(len(results))]
         first, *others = [
@@ -242,7 +242,7 @@ def other_losses(near: float) -> Objection:
 
 
 def other_parameters(case: TrainingRun, results: Sequence[Any], observation: Observation) -> str:
-    """Objects if the final parameters are not those of one process."""
+    """A message if the final parameters are not those of one process."""
     _, after = case.one_process(len(results))
     for name, whole in after[-1].items():
         for rank, result in enumerate(results):

@@ -10,7 +10,7 @@ Attention needs all tokens of a head, but only one head at a time. So before att
 gives away its tokens of the other ranks' heads, and afterwards it gets its own tokens back. With
 N tokens, hidden size h and P ranks a rank sends N h / P * (P - 1) / P elements for each of the
 queries, keys, values and outputs: 4 N h (P - 1) / P^2. The backward pass sends as many. Every rank
-needs at least one head, also of the keys and values, which limits P.
+needs at least one head of the queries and one of the keys and values, which limits P.
 
 Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.
 """

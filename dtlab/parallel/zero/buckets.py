@@ -212,7 +212,7 @@ class ShardedBucket:
             self.master.copy_(torch.where(same, self.master, self.shard.to(self.master.dtype)))
 
     def copy_segments_back(self) -> None:
-        """Copy the stepped segments into this rank's shard of the parameters."""
+        """Discard gradients, and copy updated master weights, if any, into the shard."""
         for segment in self.segments:
             segment.grad = None
         if self.master is not self.shard:

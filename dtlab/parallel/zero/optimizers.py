@@ -332,7 +332,7 @@ class Zero2(Zero1):
                 self._start_reduce(bucket)
 
     def _finish(self) -> None:
-        """Reduce remaining gradients at the end of a backward pass, also of a reentrant pass."""
+        """Reduce remaining gradients at the end of a backward pass, including a reentrant one."""
         if self._backward_id != -1:
             self._reduce()
 
@@ -359,7 +359,7 @@ class Zero2(Zero1):
         self._backward_id = -1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard all gradients, also those of an interrupted backward pass."""
+        """Discard all gradients, including those of an interrupted backward pass."""
         super().zero_grad(set_to_none)
         self._backward_id = -1
 

@@ -6,7 +6,7 @@
     gradient                                           a a a b ─ reduce-scatter ─► a a|
 
 Gathered parameters lie in one flat tensor; the parameters that the module computes with are views
-of it. The block is freed by releasing the storage of the flat tensor. The views remain, also those
+of it. The block is freed by releasing the storage of the flat tensor. The views remain, even those
 that autograd has saved for backward; they are valid again once the next gather fills the storage.
 """
 

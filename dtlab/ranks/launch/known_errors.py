@@ -18,7 +18,7 @@ _UNUSED = re.compile(
 _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
-        r"Global rank \1 is not part of the group. dst= and src= take global ranks, also with "
+        r"Global rank \1 is not part of the group. dst= and src= take global ranks, even with "
         "group=; group_dst= and group_src= take numbers in the group, from dist.get_rank(group).",
     ),
     (

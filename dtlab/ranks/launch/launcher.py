@@ -99,7 +99,7 @@ def launch(
     functions of `torch.distributed` work. Each call starts new ranks, which end with it.
 
     Args:
-        fn: any function, also one that is defined in a cell and uses the notebook's variables; or
+        fn: any function, even one that is defined in a cell and uses the notebook's variables; or
             the path of a script, which runs on each rank as `__main__`, as under `torchrun`.
         args: the arguments of `fn`; each rank gets a copy. For a script, its command line.
         world_size: number of ranks; None means 2, or the size of `cluster`, or the number that

@@ -1,6 +1,6 @@
 """Printed output of ranks: shown live, grouped by rank, stored, and limited in size.
 
-Everything is shown on the notebook's stdout, also the stderr of ranks, because nbgrader takes a
+Everything is shown on the notebook's stdout, even the stderr of ranks, because nbgrader takes a
 correct answer for a failed one if there is text on stderr.
 """
 

@@ -335,7 +335,7 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: to skip it, torch would import torch._dynamo, which takes seconds."""
+        """Return False: to skip dynamo, torch would import torch._dynamo, which takes seconds."""
         return False
 
     def __init__(self, uses: list[_Use]) -> None:

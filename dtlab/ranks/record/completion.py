@@ -89,7 +89,7 @@ class Ends:
             self._looking.release()
 
     def look_now(self) -> None:
-        """Note all operations that are complete now, also if another thread is checking."""
+        """Note all operations that are complete now, even if another thread is checking."""
         if self.open or self._looking.locked():
             with self._looking:
                 self._note_complete(_is_over)

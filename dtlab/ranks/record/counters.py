@@ -207,7 +207,7 @@ def _sent(body: memoryview, aside_ports: Collection[int]) -> Sent | None:
 #     a socket that it has closed            as it closes (sandbox)    `total`
 #     the loopback device                    at start, end (sandbox)   minus the above: `hidden`
 #
-# In a sandbox, one launch has a network of its own. So traffic of unknown sockets shows too:
+# In a sandbox, one launch has its own network. So traffic of unknown sockets shows too:
 # datagrams, sockets of processes that a rank has started, or sockets open for a short time.
 
 # Bytes that remained unexplained in 200 honest launches, of 1 kB to 64 MB and 2 to 6 ranks:

@@ -116,7 +116,7 @@ def loopback_up() -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities, also those of root. This cannot be undone."""
+    """Drop all capabilities, including those of root. This cannot be undone."""
     number = 0
     while _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1

@@ -150,7 +150,7 @@ def pattern(finding: Finding) -> str:
         return "All members of the group must call its collectives, equally often."
     return (
         "Some ranks are in a collective while others wait for a message. Every member of the "
-        "group must call the collective, also the root of a broadcast. All ranks must call it "
+        "group must call the collective, even the root of a broadcast. All ranks must call it "
         "before the messages, or all after them."
     )
 
@@ -239,7 +239,7 @@ def _them(finding: Finding) -> str:
 
 
 def _tags(finding: Finding) -> str | None:
-    """A text if a send and a receive would match but for their tags, else None."""
+    """A text if a send and a receive would match except for their tags, else None."""
     for op in finding.ops:
         for other in (*finding.ops, *finding.unmatched):
             opposite = {op.name, other.name} == {"send", "recv"}

@@ -93,7 +93,7 @@ class Misfit:
 class Machine:
     """Takes the records of all ranks; tells whether they match and which ranks are blocked.
 
-    `describe(rank, record)` converts a record to an `Op`, with names in place of numbers.
+    `describe(rank, record)` converts a record to an `Op`, with names instead of numbers.
     """
 
     def __init__(self, world_size: int, describe: Callable[[int, Record], Op]) -> None:
@@ -288,7 +288,7 @@ class Machine:
             self.misfit = Misfit("message", (send, receive))
 
     def likely_misfit(self) -> Misfit | None:
-        """The mismatch, also one with a message that an any-source receive has probably taken."""
+        """The mismatch, even one with a message that an any-source receive has probably taken."""
         if self.misfit is not None:
             return self.misfit
         for receive in self._any_source.values():
@@ -351,7 +351,7 @@ class Machine:
         return sorted(ops, key=lambda op: (op.rank, op.record.thread))
 
     def free(self) -> set[int]:
-        """Ranks whose main thread is neither blocked nor has returned."""
+        """Ranks whose main thread is not blocked and has not returned."""
         busy = set()
         for rank in range(self.world_size):
             main = self.actors[rank, 0]

@@ -89,7 +89,7 @@ class Watcher:
         return self._look_into(free, blocked, now, ask)
 
     def misfit(self) -> Finding | None:
-        """A mismatch among all operations announced so far, also a likely one; or None."""
+        """A mismatch among all operations announced so far, even a likely one; or None."""
         self._follow()
         misfit = self._machine.likely_misfit() or self._machine.crossed_threads()
         return None if misfit is None else self._mismatch(misfit)

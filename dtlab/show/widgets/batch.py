@@ -23,7 +23,7 @@ _SHARES: Final = tuple(round(0.05 * step, 2) for step in range(21))
 
 
 def explore_effective_batch() -> Explorer:
-    """Show how sizes multiply to the effective batch, and what GPUs that share a copy change.
+    """Show the effective batch as a product of sizes, and the effect of GPUs that share a copy.
 
     See `effective_batch`.
     """

@@ -109,7 +109,7 @@ PART = Part(
         rules=(
             rule("best", 3, "the fastest number of ranks"),
             rule("time", 1, "the predicted time on that number of ranks", "form"),
-            rule("edges", 2, "right also if one rank or the most ranks are fastest", "form"),
+            rule("edges", 2, "right even if one rank or the most ranks are fastest", "form"),
         ),
     ),
 )

@@ -285,7 +285,7 @@ PART = Part(
             rule("compute", 4, "time lost to input, cores and serial work is right", "form"),
             rule("waiting", 1, "time lost waiting for other ranks is right", "form"),
             rule("wire", 3, "exposed time is divided into latency and bandwidth", "form"),
-            rule("cause", 2, "the main cause is right, also for recorded runs", "numbers", *_LOST),
+            rule("cause", 2, "the main cause is right, even for recorded runs", "numbers", *_LOST),
             rule("levers", 2, "two best levers and speed-ups are right", "numbers", *_LOST),
         ),
     ),

@@ -269,7 +269,7 @@ def _slow_elsewhere(seen: Seen) -> str:
             return (
                 f"{case} ({links_of(case.cluster)}): over {len(ratios)} sizes, your choices take "
                 f"{mean:.3f} times as long as the best, on average; {_ENOUGH:g} is allowed. "
-                f"You lose most time at {amount(size)}, where you choose {name}."
+                f"The ratio is largest at {amount(size)}, where you choose {name}."
             )
     return ""
 

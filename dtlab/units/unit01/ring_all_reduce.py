@@ -38,8 +38,8 @@ PART = Part(
                 "result",
                 3,
                 judge_result(
-                    "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, also if N does not "
-                    "divide the size and with fewer elements than ranks",
+                    "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, even if N does not "
+                    "divide the size, and with fewer elements than ranks",
                     chunks_pattern,
                 ),
             ),

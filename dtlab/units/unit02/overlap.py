@@ -36,7 +36,7 @@ _OTHER_BUCKETS = (
     "first: hold a full bucket back until the buckets before it have been sent."
 )
 _WITHIN_A_BUCKET = (
-    f"{_OTHER_ORDER}, also within one bucket. A bucket is full when all of its gradients are "
+    f"{_OTHER_ORDER}, even within one bucket. A bucket is full when all of its gradients are "
     "ready, whichever comes last."
 )
 

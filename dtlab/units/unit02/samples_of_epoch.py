@@ -143,7 +143,7 @@ class Epochs(Faulty):
                 "of batches."
             )
         if odd:
-            return f"there is a batch of {odd[0]} samples. It may have 1 to {self.batch_size}."
+            return f"a batch has {odd[0]} samples. Every batch must have 1 to {self.batch_size}."
         if counts[0] > goal:
             return (
                 f"each rank has {counts[0]} batches, but {goal} can hold all samples. Distribute "

@@ -268,7 +268,7 @@ def _wrong_step(
 def wrong_gradient(
     got: Tensor | None, own: Mapping[int, Tensor | None], members: Sequence[int], rank: int
 ) -> str:
-    """A message unless `got` of this rank is the mean over `members`; empty if it is.
+    """A message unless `got` of this rank is the mean over `members`; else empty.
 
     `own` holds every rank's local gradient, or None if it has none.
     """

@@ -167,7 +167,7 @@ _ONCE = rule(
 _UNEVEN = rule(
     "uneven",
     3,
-    "right if ranks differ in samples and microbatches, and if one has no samples",
+    "right if ranks have unequal numbers of samples and microbatches, and one has no samples",
 )
 
 

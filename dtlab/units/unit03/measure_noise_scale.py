@@ -240,7 +240,7 @@ def _sent_too_much(seen: Seen) -> str:
         wrong = travels_once(events, size, "the gradient")
         if wrong:
             return (
-                f"{where}: {wrong} One all-reduce, of the gradient in its own dtype, is enough: "
+                f"{where}: {wrong} All-reduce the gradient once, in its own dtype: "
                 "the rest follows from that sum and the sum of the squared norms."
             )
     return ""

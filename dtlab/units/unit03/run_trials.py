@@ -108,7 +108,7 @@ def accumulated(seed: int) -> list[Trial]:
 
 
 class Move(NamedTuple):
-    """An update: the rate that explains its length, and the part in another direction."""
+    """The learning rate that an update used, and the share of its length in another direction."""
 
     rate: float
     astray: float

@@ -166,10 +166,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("same", 1, "the second run draws the numbers of the first"),
-            rule("after", 1, "the program's own numbers go on as without a second run", "same"),
+            rule("after", 1, "the program's other numbers are as without a second run", "same"),
             rule("generators", 1, "the same for generators that it is given", *_FIRST),
             rule("often", 1, "there may be several second runs", *_FIRST),
-            rule("error", 1, "an error comes out, and numbers go on", *_FIRST),
+            rule("error", 1, "an exception propagates, and later numbers are right", *_FIRST),
         ),
     ),
     reference="dtlab.training.activation.Surroundings",

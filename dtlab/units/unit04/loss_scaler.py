@@ -309,11 +309,11 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("training", 2, "trains as without a scaler where nothing overflows"),
-            rule("skips", 2, "skips the steps that overflow, no others", "training"),
+            rule("skips", 2, "skips only the steps that overflow", "training"),
             rule("scale", 2, "the scale of PyTorch's GradScaler", "training"),
             rule("clipping", 2, "gradients can be clipped", "training", "skips"),
             rule("gradients", 1, "ranks skip together, by the gradients", *_BEFORE[:3]),
-            rule("optimizers", 1, "only the one that overflows skips", *_BEFORE),
+            rule("optimizers", 1, "only the optimizer that overflows skips", *_BEFORE),
         ),
     ),
     reference="dtlab.training.loss_scaling.DynamicLossScaler",

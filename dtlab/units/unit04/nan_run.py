@@ -103,7 +103,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects unless rank 0 makes a pass per batch, and skips some steps but not most."""
+    """A message unless rank 0 makes a pass per batch, and skips some steps but not most."""
     passes, wanted = len(results[0].passes), case.updates(len(results))
     if passes != wanted:
         return f"rank 0 makes {passes} forward passes, but there are {wanted} batches for it."
@@ -122,7 +122,7 @@ def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> s
 
 
 def _other_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects unless each step uses the mean gradient, clipped to max_norm if it is longer."""
+    """A message unless each step uses the mean gradient, clipped to max_norm if it is longer."""
     _, _, max_norm = case.more
     for step in _made_steps(case, results):
         got, true = float(step.got.norm()), float(step.true.norm())
@@ -167,7 +167,7 @@ def _why(got: float, true: float, max_norm: float) -> str:
 
 
 def _skips_again(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if a later epoch skips more steps than an overflow now and then explains."""
+    """A message if a later epoch skips more steps than an overflow now and then explains."""
     rank_0 = results[0]
     ends = [*rank_0.before[1:], rank_0.after]
     skipped = [end.equal(begin) for begin, end in zip(rank_0.before, ends, strict=True)]
@@ -183,7 +183,7 @@ def _skips_again(case: Training, results: Sequence[Seen], one: Observation) -> s
 
 
 def _ends_elsewhere(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if the final parameters are inf or NaN."""
+    """A message if the final parameters are inf or NaN."""
     for rank, seen in enumerate(results):
         if not bool(seen.after.isfinite().all()):
             return f"rank {rank} ends with parameters that are inf or NaN."

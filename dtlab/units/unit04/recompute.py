@@ -185,11 +185,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("result", 1, "forward gives what the layer gives"),
+            rule("result", 1, "forward returns what the layer returns"),
             rule("gradients", 2, "gradients are right, and added to what was there", "result"),
             rule("chain", 1, "right for inputs that have a graph", "result", "gradients"),
             rule("kept", 2, "after forward the inputs are kept, and nothing else", "result"),
-            rule("runs", 1, "once in forward and once in backward", "result", "gradients"),
+            rule("runs", 1, "runs once in forward and once in backward", "result", "gradients"),
             rule("changed", 1, "notices a changed input", "result", "gradients"),
         ),
         compiles=True,  # backward with a gradient argument imports a part of the compiler

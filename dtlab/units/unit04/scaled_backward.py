@@ -240,8 +240,8 @@ PART = Part(
                 "unscaled", 2, "gradients are those of the loss, nothing else changed", "survives"
             ),
             rule("groups", 1, "right for groups and missing gradients", *_FIRST),
-            rule("overflow", 2, "tells inf and NaN in any gradient", *_FIRST),
-            rule("finite", 1, "no alarm where all are finite", *_FIRST, "form"),
+            rule("overflow", 2, "detects inf and NaN in any gradient", *_FIRST),
+            rule("finite", 1, "reports no overflow if all are finite", *_FIRST, "form"),
         ),
     ),
     reference="dtlab.training.loss_scaling.StaticLossScaler",

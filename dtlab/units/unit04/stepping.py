@@ -47,7 +47,7 @@ class Stepping(Optimizer):
 
 
 def truth_of(returned: Any) -> int | str:
-    """0 or 1 for a truth value, also for one in a tensor; otherwise the type in words."""
+    """0 or 1 for a truth value, even one in a tensor; otherwise the type in words."""
     if isinstance(returned, torch.Tensor) and returned.numel() == 1:
         returned = returned.item()
     if isinstance(returned, bool | int | float):

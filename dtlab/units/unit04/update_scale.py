@@ -118,8 +118,8 @@ PART = Part(
         rules=(
             rule("backoff", 2, "an overflow halves the scale"),
             rule("reset", 1, "an overflow resets the count", "form"),
-            rule("growth", 2, "growth_interval good steps in a row double it, no fewer", "form"),
-            rule("count", 1, "good steps are counted, and anew after a growth", "form"),
+            rule("growth", 2, "growth_interval good steps in a row double the scale", "form"),
+            rule("count", 1, "good steps are counted, from 0 after a growth", "form"),
         ),
     ),
 )

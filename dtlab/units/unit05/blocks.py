@@ -138,7 +138,7 @@ class OnLargeBlock(ResidentCase):
 
 @contextmanager
 def undefined_after_reduce() -> Iterator[None]:
-    """Fill a tensor with NaN after `dist.reduce` on all ranks but `dst`, where it is undefined.
+    """`dist.reduce` leaves the tensor undefined on all ranks but `dst`: fill it with NaN there.
 
     Gloo leaves partial sums there. In the rank's own chunk the sum is complete, by chance.
     """

@@ -118,7 +118,7 @@ QUESTIONS = asked(
             "weights": "look at the weights again: which stage divides them?",
             "buffer": "look at the buffer again: which gradients does a rank add up at stage 2?",
             "master": "look at the master copy again: which rank updates which part of it?",
-            "gradients": "look at the gradients again: stage 2 divides these in addition.",
+            "gradients": "look at the gradients again: stage 2 divides them, too.",
             "moments": "look at the moments again: stage 1 already divides them.",
         },
     ),

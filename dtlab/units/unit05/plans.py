@@ -103,7 +103,7 @@ class Model:
         return {"parameters": self.parameters, "block": self.block} | asdict(self)
 
     def objection(self, plan: Plan) -> str:
-        """Why a plan is not allowed; empty if it is."""
+        """Why a plan is not allowed; empty if it is allowed."""
         ranks, node, most = plan.ranks, self.gpus_per_node, self.nodes * self.gpus_per_node
         if plan.stage not in range(4):
             return f"there is no stage {plan.stage}, only 0 to 3"

@@ -252,8 +252,8 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("result", 2, "it trains as one process does", "forward", "backward", "reduce"),
-            rule("forward", 2, "gathered before each forward"),
-            rule("backward", 2, "gathered before each backward"),
+            rule("forward", 2, "blocks are gathered before each forward"),
+            rule("backward", 2, "blocks are gathered before each backward"),
             rule("peak", 1, "at most two blocks are whole; they are freed before being reduced"),
             rule("reduce", 1, "reduced once, with all gradients", "backward"),
         ),

@@ -155,7 +155,7 @@ PART = Part(
     check=Check(
         trials=trials_of(Copying, "gradient"),
         rules=(
-            rule("forward", 1, "x comes out as it is"),
+            rule("forward", 1, "forward returns x unchanged"),
             rule("gradient", 3, "its gradient is the sum over the ranks", "forward"),
             rule("kept", 1, "gradients of other tensors are unchanged", "gradient"),
             rule(

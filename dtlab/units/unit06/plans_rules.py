@@ -115,7 +115,7 @@ class Model:
         return [("embedding", "head"), *zip(layers[::2], layers[1::2], strict=True)]
 
     def objection(self, plan: Plan) -> str:
-        """Why a plan of valid kinds is not allowed; empty if it is."""
+        """Why a plan of valid kinds is not allowed; empty if it is allowed."""
         objections = (
             f"{first} and {second}: {wrong}"
             for first, second in self.pairs

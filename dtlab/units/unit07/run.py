@@ -267,7 +267,7 @@ PART = Part(
         compiles=True,  # the first backward with a gradient argument imports the compiler too
         rules=(
             rule("result", 3, "with GPipe, gradients are those of one process"),
-            rule("uneven", 1, "each sample counts alike, also in a short microbatch", "result"),
+            rule("uneven", 1, "samples have equal weight, even in a short microbatch", "result"),
             rule("turns", 2, "1F1B runs to its end on all ranks", "result"),
             rule("order", 1, "actions run in the order of the list", "turns", on="turns"),
             rule(

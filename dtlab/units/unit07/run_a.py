@@ -108,7 +108,7 @@ def _reduced(one: Observation, rank: int) -> int:
 
 
 def _too_much_sent(case: Replica, results: Sequence[Any], one: Observation) -> str:
-    """Objects if a rank passes more to collectives than its stage's gradient once per step."""
+    """A message if a rank passes more to collectives than its stage's gradient once per step."""
     for rank in range(len(results)):
         stage, sent = case.bytes_of(rank % case.num_stages), _reduced(one, rank)
         if sent > _MORE * case.steps * stage + stage:  # and its parameters once, at the start

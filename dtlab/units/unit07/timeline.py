@@ -303,8 +303,8 @@ PART = Part(
             {
                 "forward": "is it a forward pass, and what did the stage before do until then?",
                 "backward": "is it a `B` or an `I`, and what did the stage after do until then?",
-                "own": "read its own row from the left: what of that microbatch has the stage "
-                "done?",
+                "own": "read its own row from the left: what has the stage done with that "
+                "microbatch?",
                 "twice": "read its own row from the left: where else is it?",
             },
         ),

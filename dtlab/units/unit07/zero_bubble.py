@@ -78,7 +78,7 @@ PART = Part(
             "h2",
             "the same under ZB-H2",
             "(p - 1) * (f + i - 2 * w)",
-            "Subtract from your `h1` the time that more forwards in the warm-up fill.",
+            "Subtract from your `h1` the idle time filled by the additional warm-up forwards.",
             {
                 "(p - 1) * (f + i - w)": "this is right for H1.",
                 "(p - 1) * (f + i - 3 * w)": "one W too many: T_F + T_I - T_W is what H1 leaves.",

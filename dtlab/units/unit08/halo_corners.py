@@ -79,7 +79,7 @@ PART = Part(
         rules=(
             rule("sides", 3, "the halo has the cells of all four neighbours"),
             rule("corners", 3, "its corners come from the diagonal neighbours' tiles", "sides"),
-            rule("edge", 1, "outside the field are zeros", "sides"),
+            rule("edge", 1, "the halo is zero outside the field", "sides"),
             rule(
                 "peers",
                 1,

@@ -72,10 +72,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("halo", 2, "the neighbours' rows are above and below the tile"),
-            rule("edge", 1, "at the edge of the field are zeros", "halo"),
+            rule("edge", 1, "the halo is zero at the edge of the field", "halo"),
             rule("bytes", 2, "each rank sends its border rows only", "halo", "edge"),
             rule("periodic", 2, "a periodic field continues at its other edge", "halo"),
-            rule("few", 1, "also on one and two ranks", "halo", "edge", "periodic"),
+            rule("few", 1, "the same on one and two ranks", "halo", "edge", "periodic"),
         ),
     ),
     reference="dtlab.parallel.domain.halo_exchange",

@@ -4,7 +4,7 @@ With two ranks on an axis of a periodic field, the ranks before and after a rank
 two messages arrive in the order in which they were sent.
 
     both faults       the first and last line of a tile are wrong on every axis of two ranks
-    only the order    right but for the four corner cells, which lack their diagonal neighbours
+    only the order    right except for the four corner cells, which lack their diagonal neighbours
     only the corners  as with both faults: the corner cells lie in these lines
 
 The total of the field shows the second fault all along: lines in the wrong place keep it.
@@ -127,7 +127,7 @@ def _named(what: str, numbers: Sequence[int]) -> str:
 
 
 def _other_field(case: Tiled, results: Sequence[Any], run: Observation) -> str:
-    """Objects if a cell is wrong after several steps."""
+    """A message if a cell is wrong after several steps."""
     for rank in range(len(results)):
         wrong = int(case.wrong(results, rank).sum())
         if wrong:
@@ -142,7 +142,7 @@ def collective_in(run: Observation) -> str:
 
 
 def _too_much_sent(case: Tiled, results: Sequence[Any], run: Observation) -> str:
-    """Objects if a rank sends more than the lines around its tile, in all cases together."""
+    """A message if a rank sends more than the lines around its tile, in all cases together."""
     if called := collective_in(run):
         return f"the ranks call {called}. Which cells of other tiles does a rank need?"
     cases: Sequence[Any] = run.trial.cases
@@ -184,10 +184,10 @@ PART = script_part(
     Trial(6, [Tiled(0, (2, 3), (6, 8))], limit=_LIMIT),
     _trials,
     (
-        criterion("most", 2, "after a step 95 % of the cells are right", _first_step(0.05)),
-        criterion("all", 2, "after a step all are", _first_step(0), after="most"),
-        criterion("steps", 1, "and after several steps", _other_field, after="all"),
-        criterion("traffic", 1, "no more than the halos", _too_much_sent, after="all"),
+        criterion("most", 2, "after one step, 95 % of the cells are right", _first_step(0.05)),
+        criterion("all", 2, "after one step, all cells are right", _first_step(0), after="most"),
+        criterion("steps", 1, "after several steps, all are right", _other_field, after="all"),
+        criterion("traffic", 1, "a rank sends only the halos", _too_much_sent, after="all"),
     ),
     [
         "lines = padded.narrow(1 - dim, 1, tile.shape[1 - dim])",

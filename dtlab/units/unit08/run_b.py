@@ -142,7 +142,7 @@ def _differs(causal: bool, ranks: Sequence[int]) -> Objection:
 
 
 def _holds_more(case: Attending, results: Sequence[Any], run: Observation) -> str:
-    """Objects to collectives, and to more bytes than those of each block once per hop."""
+    """A message if ranks call collectives, or send more than each block once per hop."""
     if run.trace is None:
         return ""
     if called := collective_in(run):
@@ -192,7 +192,7 @@ PART = script_part(
     (
         criterion("whole", 1, "right without a mask", _differs(False, (2, 3, 4))),
         criterion("two", 2, "right with a mask on two ranks", _differs(True, (2,)), waits=True),
-        criterion("more", 2, "and on three and four", _differs(True, (3, 4)), after="two"),
+        criterion("more", 2, "the same on three and four", _differs(True, (3, 4)), after="two"),
         criterion("ring", 1, "blocks travel around a ring", _holds_more, after="more"),
     ),
     [

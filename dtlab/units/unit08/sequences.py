@@ -229,5 +229,5 @@ class OnTokens(Faulty):
 def _too_much(sent: float, block: float, ranks: int) -> str:
     """A hint on what is sent too much, from the bytes sent and those of a block."""
     if abs(sent / block - ranks) < 0.05:
-        return "After the last round nobody needs the block: do not send it on."
+        return "After the last round no rank needs the block: do not send it on."
     return "Each element has 4 bytes. What else do you send beside keys and values?"

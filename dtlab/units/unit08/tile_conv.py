@@ -234,9 +234,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("output", 3, "each tile of the output is that of one process"),
-            rule("tile", 3, "so is the gradient of the tile", "output"),
+            rule("tile", 3, "the gradient of the tile is right", "output"),
             rule("weights", 2, "all ranks have the gradients of the whole field", "output"),
-            rule("narrow", 1, "also for a kernel of one row, without a halo", "output", "tile",
+            rule("narrow", 1, "the same for a kernel of one row, without a halo", "output", "tile",
                  "weights"),
             rule("bytes", 1, "each rank sends the halo that the kernel needs", "output", "tile"),
         ),

@@ -22,7 +22,7 @@ _BAND = 64  # rows at a time, so that a large field needs little more memory tha
 def start_of(setting: Mapping[str, Any], rows: range, columns: range) -> Tensor:
     """Return some rows and columns of the start: [3, rows, columns], the depth and two momenta.
 
-    The water is at rest, and 1 deep but for some humps.
+    The water is at rest, with depth 1 plus a few humps.
     """
     y = torch.arange(rows.start, rows.stop, dtype=torch.float64).unsqueeze(1) / setting["rows"]
     x = torch.arange(columns.start, columns.stop, dtype=torch.float64) / setting["columns"]

@@ -278,7 +278,7 @@ PART = Part(
             rule("share", 2, "each rank has the samples of its data coordinate, in microbatches"),
             rule("order", 2, "backward, reduce once, clip, step"),
             rule("first", 3, "after one step, parameters are those of one process", "order"),
-            rule("steps", 1, "they still are after three steps", "order", "first"),
+            rule("steps", 1, "the same after three steps", "order", "first"),
             rule("loss", 2, "the loss is the mean over the batch, on the last stage only"),
         ),
     ),

@@ -211,7 +211,7 @@ WRONG = {
     as_many_batches_as_the_own_part_takes: {"steps": "would wait in backward forever"},
     one_block_for_each_rank: {"steps": "would wait in backward forever"},
     a_batch_for_each_sample: {"steps": "hold all samples"},
-    batches_that_are_too_large: {"steps": "It may have 1 to"},
+    batches_that_are_too_large: {"steps": "Every batch must have 1 to"},
     an_empty_batch_at_the_end: {"steps": "a batch of 0 samples"},
     never_shuffled: {
         "epochs": "have the same samples in the same order",

@@ -129,7 +129,7 @@ def fsdp(setting, right):
 MISTAKES = {
     all_heads: "as many heads of keys and values as of queries",
     nothing_hidden: "what does a rank do while a block travels",
-    all_tokens: "How many tokens has it",
+    all_tokens: "How many tokens does it have",
     half_of_megatron: "the same around the MLP",
     bytes_of_one: "an element has two bytes",
     both_ways: "Elements sent per layer",
