@@ -73,7 +73,8 @@ _QUESTIONS = asked(
             "16 * parameters": "this takes 16 bytes per parameter. Is that your policy?",
             "2 * parameters": "these are the 16-bit weights alone.",
             "8 * parameters": "this would be right if nothing were kept in fp32.",
-            "state - 8 * parameters": "8 bytes are missing, as many as Adam's moments.",
+            "state - 8 * parameters": "8 bytes per parameter are missing, as many as Adam's "
+            "moments take.",
         },
         unit="GB",
     ),
