@@ -145,4 +145,4 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("04/sixteen_bytes", 1, "Which bytes are what", 5, 1, _QUESTIONS)
+PART = Part("04/sixteen_bytes", 1, "Bytes per parameter", 5, 1, _QUESTIONS)

@@ -110,7 +110,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="04/update_scale",
     level=2,
-    title="A scale that finds its level",
+    title="Adjust the scale",
     minutes=8,
     difficulty=1,
     check=Check(
