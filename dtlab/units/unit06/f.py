@@ -60,13 +60,13 @@ class Region(Pass):
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        from dtlab.units.unit06.on_ranks import forth_and_back, gradients_of, own_group
+        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of, process_group
 
-        group, leaf = own_group(given["groups"]), given["leaf"].requires_grad_()
+        group, leaf = process_group(given["groups"]), given["leaf"].requires_grad_()
         beside = torch.zeros_like(leaf).requires_grad_()
         x, other = leaf.exp() if given["exp"] else 2 * leaf, 3 * beside  # backward after fn's
         with finished_calls(*FINISHED, refuse=True) as finished:
-            y = forth_and_back(lambda: fn(x, group), given["back"].clone(), other)
+            y = forward_and_backward(lambda: fn(x, group), given["back"].clone(), other)
         return {
             "the output": y,
             "the input after the call": x.detach(),
@@ -155,7 +155,7 @@ PART = Part(
     check=Check(
         trials=trials_of(Copying, "gradient"),
         rules=(
-            rule("forward", 1, "x comes out as it is"),
+            rule("forward", 1, "forward returns x unchanged"),
             rule("gradient", 3, "its gradient is the sum over the ranks", "forward"),
             rule("kept", 1, "gradients of other tensors are unchanged", "gradient"),
             rule(
