@@ -75,7 +75,7 @@ PART = Part(
             "Which stages reach their first backward before they run out of forwards?",
             {
                 "[p - i for i in range(p)]": "some of these are more than there are.",
-                "[few] * p": "this is right for GPipe. When can the last stage go backward?",
+                "[few] * p": "this is right for GPipe. When can the last stage begin backward?",
                 "[min(few, p - 1 - i) for i in range(p)]": _WARM_UP,
             },
             exact=True,

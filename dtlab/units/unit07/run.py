@@ -24,14 +24,13 @@ FINISHED = (
     "dtlab.parallel.pipeline.executor",
     "dtlab.parallel.pipeline.microbatches",
     "dtlab.parallel.pipeline.messages",
-    "dtlab.parallel.pipeline.messages",
     "torch.distributed.pipelining.schedules",
     "torch.distributed.pipelining.stage",
 )
 _LIMIT = 3.0  # seconds
-_NONE = 1e-6  # times a gradient: as good as zero
+_NONE = 1e-6  # factor of a gradient: a smaller one counts as zero
 _OF_TURNS = "order", "waits", "memory"  # criteria that wait for the result too
-_OWN = 1  # graphs: that of the last microbatch, to which a local name may still refer
+_LOCAL = 1  # graphs: that of the last microbatch, to which a local name may still refer
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Running(Faulty):
         module = filled(given["kind"], given["layers"], given["state"])
         log: list[str] = []
         graphs: list[int] = []
-        _note(module, log, graphs)
+        _log_passes(module, log, graphs)
         names = ("sizes", "width", "inputs", "targets")
         with finished_calls(*FINISHED, refuse=True) as finished:
             fn(as_schedule(given["rows"]), module, *(given[name] for name in names), loss_of)
@@ -106,7 +105,7 @@ class Running(Faulty):
                 yield self.topic, f"rank {rank}: {why}"
                 return
         if self.topic == "turns":
-            yield from self._course(results)
+            yield from self._order_faults(results)
 
     def _how(
         self, found: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
@@ -131,7 +130,7 @@ class Running(Faulty):
                 )
         hints = {
             "uneven": " How much does a sample count in the mean over all samples?",
-            "any": " Ranks take microbatches in different orders: which message is whose?",
+            "any": " Ranks order microbatches differently: which microbatch is in each message?",
         }
         hint = hints.get(self.topic) or _where(found, wanted)
         return f"gradients are not those of one process.{hint}"
@@ -147,21 +146,21 @@ class Running(Faulty):
             for factor in (1.0, share)
         )
 
-    def _course(self, results: Sequence[Noted]) -> Iterator[Fault]:
+    def _order_faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """Yields faults in the order of actions, and in the graphs that stay alive."""
         for rank, (row, result) in enumerate(zip(self.schedule, results, strict=True)):
             listed, done = "".join(action.kind for action in row), str(result["log"])[:200]
             if done != listed:
-                yield "order", f"rank {rank} does {done}, but its list says {listed}."
+                yield "order", f"rank {rank} does {done}, but its list is {listed}."
                 break
         for rank, result in enumerate(results):
             in_flight, graphs = 0, list(map(int, result["graphs"]))
             for kind in str(result["log"]):
-                if kind == "F" and graphs.pop(0) > in_flight + _OWN:
+                if kind == "F" and graphs.pop(0) > in_flight + _LOCAL:
                     yield (
                         "memory",
                         f"rank {rank}: when a forward begins while {in_flight} microbatches are "
-                        "in flight, more graphs than that are still there. What still refers to "
+                        "in flight, more graphs than that are still alive. What still refers to "
                         "their outputs or losses?",
                     )
                     return
@@ -186,12 +185,12 @@ def _where(
     )
 
 
-def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:
+def _log_passes(module: nn.Module, log: list[str], graphs: list[int]) -> None:
     """Makes the module log F and B, and at each F the number of graphs that are alive."""
     living: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
     forward = module.forward
 
-    def noted(x: Tensor) -> Tensor:
+    def logged_forward(x: Tensor) -> Tensor:
         def begins(_: Tensor) -> None:  # lives as long as the graph of this forward
             log.append("B")
 
@@ -203,7 +202,7 @@ def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:
             living.add(begins)
         return output
 
-    module.forward = noted
+    module.forward = logged_forward
 
 
 def _is_times(factor: float, found: Sequence[Tensor | None], right: Sequence[Tensor]) -> bool:
@@ -212,14 +211,14 @@ def _is_times(factor: float, found: Sequence[Tensor | None], right: Sequence[Ten
     return all(got is not None and close(got, factor * wanted) for got, wanted in pairs)
 
 
-def _unwaited(seen: Seen) -> str:
+def _unwaited(observations: Seen) -> str:
     """Names a send that a rank does not wait for under 1F1B; empty if there is none."""
-    for one in of_topic(seen, "turns"):
-        for event in one.trace.events if one.trace is not None else ():
+    for run in of_topic(observations, "turns"):
+        for event in run.trace.events if run.trace is not None else ():
             if event.name == "send" and not event.extra.get("blocked", True):
                 peer = ", ".join(map(str, event.peers))
                 return (
-                    f"{one.trial.words()}: rank {event.rank} does not wait for a send to rank "
+                    f"{run.trial.words()}: rank {event.rank} does not wait for a send to rank "
                     f"{peer}. Its tensor may be freed before the send is complete."
                 )
     return ""
@@ -267,11 +266,11 @@ PART = Part(
         compiles=True,  # the first backward with a gradient argument imports the compiler too
         rules=(
             rule("result", 3, "GPipe: the gradients of one process"),
-            rule("uneven", 1, "each sample counts alike", "result"),
-            rule("turns", 2, "1F1B comes to its end", "result"),
-            rule("order", 1, "in the order of the list", "turns", on="turns"),
-            rule("waits", 1, "returns when all is sent", "turns", also=_unwaited, on="turns"),
-            rule("memory", 2, "gone after its backward", "turns", on="turns"),
+            rule("uneven", 1, "each sample has the same weight", "result"),
+            rule("turns", 2, "1F1B finishes", "result"),
+            rule("order", 1, "actions run in the order of the list", "turns", on="turns"),
+            rule("waits", 1, "returns after all sends end", "turns", also=_unwaited, on="turns"),
+            rule("memory", 2, "a graph is freed after its backward", "turns", on="turns"),
             rule("any", 1, "any order of microbatches", "result"),
         ),
     ),
