@@ -36,7 +36,7 @@ def _draw(draw: Random) -> Values:
 _QUESTIONS = asked(
     _draw,
     [
-        ("layers", "{layers}, all alike"),
+        ("layers", "{layers}, all equal"),
         ("input of a layer", "{input} MB"),
         ("what a layer keeps for its backward pass", "{kept} MB, its input included"),
         ("a step without checkpoints, measured", "{before} ms"),
@@ -115,4 +115,4 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("04/checkpoint_spacing", 1, "Where checkpoints go", 5, 3, _QUESTIONS)
+PART = Part("04/checkpoint_spacing", 1, "Where to place checkpoints", 5, 3, _QUESTIONS)

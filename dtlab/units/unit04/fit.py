@@ -216,9 +216,9 @@ class Fitting(Faulty):
         plan, count = result["plan"], len(self.model.layers)
         wrong = f"returns {plan[:40]}" if isinstance(plan, str) else ""
         if plan is not None and not wrong:
-            odd = [item for item in plan if not isinstance(item, int) or not 0 <= item < count]
-            if odd:
-                wrong = f"has {odd[0]} in its plan, but layers are numbered 0 to {count - 1}"
+            invalid = [item for item in plan if not isinstance(item, int) or not 0 <= item < count]
+            if invalid:
+                wrong = f"has {invalid[0]} in its plan, but layers are numbered 0 to {count - 1}"
             elif len(set(plan)) < len(plan):
                 wrong = "has a layer in its plan twice"
         return Noted({"plan": plan, "wrong": wrong})

@@ -30,7 +30,7 @@ LARGE = 2.0**14
 SHAPES = (3, 2), (4,)  # of an optimizer's parameters, each in its own group
 START, RATE, MAX_NORM = 0.25, 0.25, 0.5
 _FACTOR = 2.0**-11  # of the loss: with it, ordinary gradients fit fp16 at a scale of 2^24
-_NEAR = 1e-3  # of the distance that parameters move: both runs round in fp16 alike
+_NEAR = 1e-3  # of the distance that parameters move: both runs round to fp16 in the same way
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Backwards(Faulty):
         elif wrong := self._why_scaled(factors):
             yield "unscaled" if self.topic == "survives" else self.topic, wrong
         elif any(grad is not None for grad in gradients[4:]):
-            yield self.topic, "a missing gradient has been created: leave its `.grad` at None."
+            yield self.topic, "a parameter without a gradient has one now: leave it at None."
         if result["steps"]:
             yield (
                 "unscaled",

@@ -46,10 +46,10 @@ def process_group(groups: Groups) -> Any:
     return next((pg for group, pg in process_groups.items() if dist.get_rank() in group), None)
 
 
-def forward_and_backward(forward: Callable[[], Any], back: Tensor, beside: Any = 0) -> Any:
+def forward_and_backward(forward: Callable[[], Any], back: Tensor, addend: Any = 0) -> Any:
     """Call `forward`, then run backward from its output, each within a marked span.
 
-    `back` is the gradient of the output. `beside` is added to the output, and gets the same tensor
+    `back` is the gradient of the output. `addend` is added to the output, and gets the same tensor
     as its gradient. Returns a copy of the output.
     """
     with span(FORWARD):
@@ -61,7 +61,7 @@ def forward_and_backward(forward: Callable[[], Any], back: Tensor, beside: Any =
         if y.requires_grad and y.shape == back.shape:
             mark_products(y)
             # Not y.backward(back), which imports a part of PyTorch's compiler: seconds.
-            ((y + beside) * back).sum().backward()
+            ((y + addend) * back).sum().backward()
     return out
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "Carried", "spent", "steps_of"]
 
-_NEAR = 1e-4  # relative tolerance of a loss, and of a gradient beside its largest element
+_NEAR = 1e-4  # tolerance relative to a loss, and to the largest element of a gradient
 _ROUNDING = 0.5  # bytes
 _LIMIT = 15.0  # seconds
 

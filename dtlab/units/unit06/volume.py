@@ -155,7 +155,7 @@ QUESTIONS = asked(
         {
             "node": "how many heads does each rank have then?",
             "max(n for n in range(1, node + 1) if kv_heads % n == 0)": _GROUPS,
-            "kv_heads": "then a group does not fit into a node, or leaves GPUs over.",
+            "kv_heads": "then a group does not fit into a node, or GPUs are left over.",
             "1": "this always works. Is there a larger one?",
         },
         unit="ranks",

@@ -87,7 +87,7 @@ class Balancing(Faulty):
             return f"it makes {len(cut)} stages, not {self.stages}."
         if [] in cut:
             number = cut.index([])
-            return f"stage {number} has no layer. How many does the stage before leave for it?"
+            return f"stage {number} has no layer. How many layers are left for it?"
         if [layer for stage in cut for layer in stage] != list(range(len(self.costs))):
             return f"{text} must have each layer once, in order: a stage has consecutive layers."
         return ""

@@ -279,7 +279,7 @@ def _plain(value: Any) -> Any:
 # A measured run with stand-in layers -------------------------------------------------------------
 
 _LONGEST: Final = 40  # microbatches of the run: a right answer has fewer
-_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python's overhead is small beside that
+_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python's overhead is small in comparison
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,7 @@ PART = Part(
             "For each action: did what it needs end in an earlier step, and did it run before?",
             {
                 "waited_for(grid_b)": "this action can run: what it needs has ended. Which action "
-                "comes too soon, or again?",
+                "runs too early, or twice?",
                 "answer[::-1]": "write the rank first.",
             },
             exact=True,
@@ -299,7 +299,7 @@ PART = Part(
             "grid B: why it cannot run there",
             _REASONS,
             "impossible[1]",
-            "Go from its cell to the left, in its own row and in the rows above and below.",
+            "Look to the left of its cell, in its own row and in the rows above and below.",
             {
                 "forward": "is it a forward pass, and what did the stage before do until then?",
                 "backward": "is it a `B` or an `I`, and what did the stage after do until then?",

@@ -56,7 +56,7 @@ PART = Part(
             "(p - 1) * (f + i + w)",
             "A stage waits for p - 1 others: for everything that each does with a microbatch.",
             {
-                "(p - 1) * (f + i)": "a whole backward comes between. Both pieces of it count.",
+                "(p - 1) * (f + i)": "the wait includes a whole backward. Both pieces count.",
                 "p * (f + i + w)": "one too many: a stage does not wait for itself.",
                 "(p - 1) * (f + i - w)": "this is right for H1, where W fills in.",
             },
@@ -81,7 +81,7 @@ PART = Part(
             "Subtract from your `h1` the time that more forwards in the warm-up fill.",
             {
                 "(p - 1) * (f + i - w)": "this is right for H1.",
-                "(p - 1) * (f + i - 3 * w)": "one W too many: T_F + T_I - T_W is what H1 leaves.",
+                "(p - 1) * (f + i - 3 * w)": "one W too many: H1 leaves T_F + T_I - T_W.",
                 "0": "this is right if T_F + T_I = 2 T_W. Is that true for yours?",
             },
             unit="ms",

@@ -160,7 +160,7 @@ stepping = because("optimizer")
 RIGHT = [by_hand, by_fractions]
 
 WRONG = {
-    without_w: {"one_f_one_b": "Both pieces of it count"},
+    without_w: {"one_f_one_b": "Both pieces count"},
     waits_for_itself: {"one_f_one_b": "does not wait for itself"},
     h1_for_1f1b: {"one_f_one_b": "this is right for H1"},
     one_stage_only: {"one_f_one_b": "is not it"},
