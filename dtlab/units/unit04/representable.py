@@ -51,7 +51,7 @@ def _written(kind: str, draw: Random) -> tuple[str, float]:
 def _weights(draw: Random) -> Values:
     """Weights and updates whose sizes mislead: the largest update is lost, smaller ones are not.
 
-    No weight is a power of two, or closer to such a power than its update is large.
+    No weight is a power of two, or within one update of a power of two.
     """
     while True:
         # exponent of the weight, and its update in multiples of the spacing there

@@ -148,7 +148,7 @@ def between(num_stages: int, num_microbatches: int, in_flight: int) -> Schedule:
     return as_schedule(rows)
 
 
-_ROOM, _APART = 1.002, 1.012  # times the target's seconds: for the limit; at least for others
+_ROOM, _APART = 1.002, 1.012  # times the target's seconds: the limit; other plans exceed this
 
 # Samples; then milliseconds: backward for the input, for the weights, fixed, of a message.
 # Forward takes 10.
