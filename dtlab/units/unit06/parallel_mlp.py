@@ -102,15 +102,15 @@ class ModuleCase(Layer):
             module, alive = on_ranks.build_from_dense(fn, layers, given, group)
             values = {name: getattr(module, name, None) for name in given["names"]}
             shards = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-            record = {
+            noted = {
                 **{name: shard.detach().clone() for name, shard in shards.items()},
                 "parameters": [name for name, shard in shards.items() if shard.requires_grad],
                 "held": held_bytes(module),
                 "kept": not {*map(id, alive)} <= {*map(id, shards.values())},
             }
             if given["used"]:
-                record["y"] = on_ranks.forward_and_backward(lambda: module(x), given["back"])
-        return {**record, **on_ranks.gradients_of({"x": x, **shards}), "finished": sorted(finished)}
+                noted["y"] = on_ranks.forward_and_backward(lambda: module(x), given["back"])
+        return {**noted, **on_ranks.gradients_of({"x": x, **shards}), "finished": sorted(finished)}
 
     def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         local = self.cut(self.whole(members[0]), place, len(members))

@@ -108,22 +108,22 @@ class Running(Faulty):
             yield from self._order_faults(results)
 
     def _how(
-        self, actual: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
+        self, grads: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
     ) -> str:
         """Explains the gradients of all ranks, which are wrong."""
         factors = []
-        for got, right in zip(actual, wanted, strict=True):
+        for got, right in zip(grads, wanted, strict=True):
             last = got[-1] if got[-1] is not None else 0 * right[-1]
             factor = float((last * right[-1]).sum() / right[-1].square().sum())
             if abs(factor) > _NONE and _is_times(factor, got, right):
                 factors.append(f"{factor:.3g}")
-        if len(factors) == len(actual):
+        if len(factors) == len(grads):
             if set(factors) == {str(len(self.sizes))}:
                 return "gradients are those of the sum over the microbatches, not of the mean."
             listing = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
             return f"gradients are the right ones times {listing}. What is scaled already?"
         for k in (len(self.sizes) - 1, 0):
-            if self._is_of_microbatch(k, actual):
+            if self._is_of_microbatch(k, grads):
                 return (
                     f"gradients are those of microbatch {k} alone. Those of all microbatches add "
                     "up: is .grad cleared or overwritten between them?"
@@ -132,17 +132,17 @@ class Running(Faulty):
             "uneven": " How much does a sample count in the mean over all samples?",
             "any": " Ranks order microbatches differently: which microbatch is in each message?",
         }
-        hint = hints.get(self.topic) or _where(actual, wanted)
+        hint = hints.get(self.topic) or _where(grads, wanted)
         return f"gradients are not those of one process.{hint}"
 
-    def _is_of_microbatch(self, number: int, actual: Sequence[Sequence[Tensor | None]]) -> bool:
+    def _is_of_microbatch(self, number: int, grads: Sequence[Sequence[Tensor | None]]) -> bool:
         """Whether these are the gradients of one microbatch, averaged or weighted by its size."""
-        modules = [stage_net(self.width, 6).module(self.seed + rank) for rank in range(len(actual))]
+        modules = [stage_net(self.width, 6).module(self.seed + rank) for rank in range(len(grads))]
         inputs, targets = self.batch
         alone = one_process(modules, [inputs[number]], [targets[number]])
         share = self.sizes[number] / sum(self.sizes)
         return any(
-            all(_is_times(factor, got, right) for got, right in zip(actual, alone, strict=True))
+            all(_is_times(factor, got, right) for got, right in zip(grads, alone, strict=True))
             for factor in (1.0, share)
         )
 
@@ -168,11 +168,11 @@ class Running(Faulty):
 
 
 def _where(
-    actual: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
+    grads: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
 ) -> str:
     """A hint from the ranks whose gradients are wrong."""
-    last = len(actual) - 1
-    wrong = [rank for rank in range(last + 1) if not _is_times(1.0, actual[rank], wanted[rank])]
+    last = len(grads) - 1
+    wrong = [rank for rank in range(last + 1) if not _is_times(1.0, grads[rank], wanted[rank])]
     if last in wrong:
         return (
             f" Neither are those of rank {last}, which computes the loss: look at its loss, its "
@@ -205,9 +205,9 @@ def _log_passes(module: nn.Module, log: list[str], graphs: list[int]) -> None:
     module.forward = logged_forward
 
 
-def _is_times(factor: float, actual: Sequence[Tensor | None], right: Sequence[Tensor]) -> bool:
+def _is_times(factor: float, grads: Sequence[Tensor | None], right: Sequence[Tensor]) -> bool:
     """Whether these are the right gradients times this factor."""
-    pairs = zip(actual, right, strict=True)
+    pairs = zip(grads, right, strict=True)
     return all(got is not None and close(got, factor * wanted) for got, wanted in pairs)
 
 
