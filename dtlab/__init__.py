@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
     from dtlab.trace import span as span
-    from dtlab.training.held import held_bytes as held_bytes
+    from dtlab.training.live import held_bytes as held_bytes
     from dtlab.training.repeats import repeats as repeats
 
 _MODULE_OF = {  # public name -> the module that defines it; None if the name is a module
@@ -68,7 +68,7 @@ _MODULE_OF = {  # public name -> the module that defines it; None if the name is
     "compute": "ranks.emulate.compute",
     "expect": "errors",
     "guess": "show.guess",
-    "held_bytes": "training.held",
+    "held_bytes": "training.live",
     "launch": "ranks.launch.launcher",
     "practice": "grading.practice",
     "predict": None,
@@ -88,7 +88,11 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"dtlab has no name {name!r}. It has: {', '.join(__all__)}.")
     path = _MODULE_OF[name]
-    module = importlib.import_module(f"dtlab.{path or name}")
+    try:
+        module = importlib.import_module(f"dtlab.{path or name}")
+    except KeyboardInterrupt:
+        stopped = importlib.import_module("dtlab.errors").Interrupted
+        raise stopped(f"the import of dtlab.{name} was stopped.") from None
     return module if path is None else getattr(module, name)
 
 

@@ -4,7 +4,7 @@
 same rounds. It also posts each receive before the message is due, so that no sender waits for its
 receiver, and it takes any reduction, dtype and group. The other all-reduces compute the same sum
 at other costs. A message of S bytes takes a + S/B seconds (a: latency in seconds, B: one-way
-bandwidth in bytes/s). N ranks, each of which sends and receives at the same time, need
+bandwidth in bytes/s). To reduce S bytes, N ranks that send and receive at the same time need
 
     naive                2(N-1) (a + S/B)                everything passes through one rank
     ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes per rank, only two neighbours
@@ -65,11 +65,11 @@ __all__ = [
 def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
     """Sum a contiguous tensor over all ranks, in place: the ring in its simplest form.
 
-    The ranks form a ring, and the tensor is cut into N chunks. In each of 2(N-1) rounds a rank
-    sends one chunk to its right neighbour and receives another from its left neighbour. In the
-    first half of the rounds it adds the received chunk to its own; then chunk r is complete on
-    rank r. In the second half it overwrites its own chunk. This version is for reading only; use
-    `ring_all_reduce` in programs.
+    The ranks form a ring, and the tensor is cut into N chunks. In round k = 0, ..., 2N-3, rank r
+    sends chunk r-1-k (mod N) to its right neighbour, and receives chunk r-2-k, which it will send
+    next, from its left neighbour. In the first half of the rounds it adds the received chunk to
+    its copy of that chunk; then chunk r is complete on rank r. In the second half it overwrites
+    its copy. This version is for reading only; use `ring_all_reduce` in programs.
     """
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     chunks = tensor.view(-1).tensor_split(n)
@@ -161,12 +161,12 @@ def _reduce_scatter(
     `sums` may be `chunks`. Call `flush` on the returned inbox before you change `chunks` again:
     the last send may still be in flight.
     """
-    n, place = len(ranks), ranks.index(dist.get_rank(group))
-    arriving = [(place - 2 - k) % n for k in range(n - 1)]
-    inbox = Inbox(group, [ranks[place - 1]] * (n - 1), [chunks[i] for i in arriving], scratch=True)
-    message, add = chunks[place - 1], combine(op, chunks[0])
+    n, index = len(ranks), ranks.index(dist.get_rank(group))
+    arriving = [(index - 2 - k) % n for k in range(n - 1)]
+    inbox = Inbox(group, [ranks[index - 1]] * (n - 1), [chunks[i] for i in arriving], scratch=True)
+    message, add = chunks[index - 1], combine(op, chunks[0])
     for i in arriving:
-        received = inbox.take(while_sending=message, to=ranks[(place + 1) % n])
+        received = inbox.take(while_sending=message, to=ranks[(index + 1) % n])
         message = add(chunks[i], received, out=sums[i])
     return inbox
 
@@ -181,13 +181,13 @@ def _all_gather_after(
     sends. This is safe: a complete chunk contains this rank's summand, so it arrives only after
     this rank has sent that summand.
     """
-    n, place = len(ranks), ranks.index(dist.get_rank(group))
-    arriving = [chunks[(place - 1 - k) % n] for k in range(n - 1)]
-    inbox = Inbox(group, [ranks[place - 1]] * (n - 1), arriving, tag=1)
+    n, index = len(ranks), ranks.index(dist.get_rank(group))
+    arriving = [chunks[(index - 1 - k) % n] for k in range(n - 1)]
+    inbox = Inbox(group, [ranks[index - 1]] * (n - 1), arriving, tag=1)
     yield
-    message = chunks[place]
+    message = chunks[index]
     for _ in arriving:
-        message = inbox.take(while_sending=message, to=ranks[(place + 1) % n])
+        message = inbox.take(while_sending=message, to=ranks[(index + 1) % n])
     inbox.flush()
 
 
@@ -269,27 +269,27 @@ def tree_broadcast(tensor: Tensor, src: int, group: Group = None) -> None:
 def _broadcast(tensor: Tensor, root: int, group: Group) -> None:
     """Broadcast along the binomial tree of `root`: receive from parent, send to children."""
     n = dist.get_world_size(group)
-    place = (dist.get_rank(group) - root) % n
-    if place > 0:
-        dist.recv(tensor, group=group, group_src=(_tree_parent(place) + root) % n)
-    for child in reversed(_tree_children(place, n)):  # the largest subtree first
+    position = (dist.get_rank(group) - root) % n
+    if position > 0:
+        dist.recv(tensor, group=group, group_src=(_tree_parent(position) + root) % n)
+    for child in reversed(_tree_children(position, n)):  # the largest subtree first
         dist.send(tensor, group=group, group_dst=(child + root) % n)
 
 
-def _tree_parent(place: int) -> int:
-    """Return the parent in a binomial tree: `place` without its lowest set bit."""
-    return place & (place - 1)
+def _tree_parent(position: int) -> int:
+    """Return the parent in a binomial tree: `position` without its lowest set bit."""
+    return position & (position - 1)
 
 
-def _tree_children(place: int, n: int) -> list[int]:
-    """Return the places that have `place` as parent in a binomial tree of n places.
+def _tree_children(position: int, n: int) -> list[int]:
+    """Return the positions whose parent is `position` in a binomial tree of n positions.
 
-    They are place + d for each power of two d below the lowest set bit of `place`. Place 0 has no
-    set bit, so d may be any power of two below n.
+    They are position + d for each power of two d below the lowest set bit of `position`. Position
+    0 has no set bit, so d may be any power of two below n.
     """
-    lowest_bit = place & -place or n
+    lowest_bit = position & -position or n
     distances = (1 << k for k in range(n.bit_length()))
-    return [place + d for d in distances if d < lowest_bit and place + d < n]
+    return [position + d for d in distances if d < lowest_bit and position + d < n]
 
 
 @_all_reduce
@@ -304,7 +304,7 @@ def recursive_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = N
     each rank P + r first sends its tensor to rank r and receives the sum at the end, which adds
     2 (a + S/B). Thakur et al. 2005.
     """
-    with _power_of_two(tensor, op, group) as partners:
+    with _fold_to_power_of_two(tensor, op, group) as partners:
         inbox = Inbox(group, partners, [tensor] * len(partners), scratch=True)
         for partner in partners:
             received = inbox.take(while_sending=tensor, to=partner)
@@ -313,7 +313,7 @@ def recursive_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = N
 
 
 @contextmanager
-def _power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
+def _fold_to_power_of_two(tensor: Tensor, op: Op, group: Group) -> Iterator[list[int]]:
     """Reduce on P ranks only: fold each rank P + r into rank r, its twin.
 
     P is the largest power of two up to N. Yields this rank's partners at distance 1, 2, 4, ...;
@@ -347,7 +347,7 @@ def halving_doubling_all_reduce(tensor: Tensor, op: Op = SUM, group: Group = Non
     Cost: 2 log2 N a + 2(N-1)/N S/B, and 2 (a + S/B) more if N is not a power of two, as in
     recursive doubling. Rabenseifner's algorithm, Thakur et al. 2005.
     """
-    with _power_of_two(tensor, op, group) as near_to_far:
+    with _fold_to_power_of_two(tensor, op, group) as near_to_far:
         far_to_near = near_to_far[::-1]
         part, kept, outgoing = tensor, list[Tensor](), list[Tensor]()
         for partner in far_to_near:

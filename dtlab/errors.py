@@ -1,6 +1,7 @@
 """Exceptions that dtlab raises, and the records that they carry.
 
     DtlabError
+    ├── ArgumentError        a function got an argument of the wrong kind (it is also a TypeError)
     ├── LaunchError          the ranks cannot be started with these arguments
     └── RanksError           something went wrong while ranks were running
         ├── RankError          a rank raised, exited, was killed, or ran out of memory
@@ -10,19 +11,25 @@
     KeyboardInterrupt
     └── Interrupted          Ctrl-C, or Interrupt Kernel, while ranks were running
 
-Each message says what happened, where, and what to do. This file imports neither torch nor
-another module of dtlab, so every module can import it.
+Each message says what happened, where, and what to do. An error that ends a script is printed
+without dtlab's own frames. This file imports neither torch nor another module of dtlab, so every
+module can import it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
+import os
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Literal
 
 __all__ = [
+    "ArgumentError",
     "DeadlockError",
     "DtlabError",
     "Failure",
@@ -131,6 +138,10 @@ class DtlabError(Exception):
         )
 
 
+class ArgumentError(DtlabError, TypeError):
+    """A function got an argument of the wrong kind; the message says what it expects."""
+
+
 class LaunchError(DtlabError):
     """Ranks cannot be started as requested; the message says what is missing and what to do."""
 
@@ -232,6 +243,12 @@ def expect(*kinds: type[BaseException]) -> Iterator[None]:
     Raises:
         DtlabError: the block raised nothing, or an exception that is not one of `kinds`.
     """
+    if not kinds or not all(isinstance(kind, type) for kind in kinds):
+        given = ", ".join(map(repr, kinds))
+        raise ArgumentError(
+            f"expect({given}): name the errors that the block should raise, such as "
+            "dtlab.expect(dtlab.DeadlockError)."
+        )
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
         yield
@@ -254,3 +271,22 @@ def _show(error: BaseException) -> None:
         display(error)
     else:
         print(f"{type(error).__name__}: {error}")
+
+
+def _show_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an error that ends a script without dtlab's frames; an interrupt is one line."""
+    if isinstance(error, Interrupted):
+        print(f"KeyboardInterrupt: {error}", file=sys.stderr)
+    elif isinstance(error, DtlabError):
+        shown = traceback.TracebackException(kind, error, trace)
+        learners = [frame for frame in shown.stack if not frame.filename.startswith(_OURS)]
+        shown.stack = traceback.StackSummary.from_list(learners)
+        print("".join(shown.format()), end="", file=sys.stderr)
+    else:
+        _show_others(kind, error, trace)
+
+
+_OURS = os.path.join(os.path.dirname(__file__), "")
+_show_others, sys.excepthook = sys.excepthook, _show_uncaught

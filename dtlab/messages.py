@@ -32,11 +32,11 @@ Group = ProcessGroup | None
 
 
 class Inbox:
-    """Receives messages from `sources`, in that order, with each receive posted early.
+    """Receives messages from `sources`, in that order, posting each receive early; also sends.
 
     If the receive is posted before the message arrives, the message goes straight into its tensor
     in `places`. Otherwise the sender must first request a buffer and wait. With `scratch`,
-    messages go into separate buffers, as many as fit into 4 MiB and at least one. On a GPU
+    messages go into separate buffers: at least one, and up to 4 MiB of them. On a GPU
     nothing is posted early: NCCL runs operations in the order of issue, so a receive would block
     the sends that are issued after it. On a GPU each `take` is one batch of operations.
     """

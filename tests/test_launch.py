@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed import init_process_group  # as tutorials import it
 
 import dtlab
+from dtlab.grading.checking.bench import warm_up
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch.client import SERVER
 
@@ -309,6 +310,31 @@ def test_a_killed_server_is_replaced() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
+@pytest.mark.slow
+def test_what_takes_long_to_import_is_imported_once_for_all_ranks(tmp_path: Path) -> None:
+    def trains() -> bool:
+        begun_with = "torch._dynamo" in sys.modules
+        torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+        return begun_with
+
+    def only_counts() -> bool:
+        return "torch._dynamo" in sys.modules
+
+    script = tmp_path / "job.py"
+    script.write_text("import sys\nprint('torch._dynamo' in sys.modules)  # then fully_shard\n")
+    SERVER.stop()
+    SERVER._wanted.clear()
+    assert dtlab.launch(only_counts).values == [False, False]
+    assert dtlab.launch(trains).values == [True, True]
+    SERVER.stop()
+    SERVER._wanted.clear()
+    assert dtlab.launch(script).stdout == ["True\n", "True\n"]
+    SERVER.stop()
+    SERVER._wanted.clear()
+    warm_up()  # as a check of a training program does
+    assert dtlab.launch(only_counts).values == [True, True]
+
+
 def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:
     dtlab.launch(lambda: None)
     pid = os.fork()
@@ -483,7 +509,7 @@ def test_a_group_that_was_destroyed_is_made_anew() -> None:
     [
         ({"backend": "nccl"}, "backend='gloo'"),
         ({"world_size": 4}, "world_size=2"),
-        ({"rank": 7}, "rank=0"),
+        ({"rank": 7}, "rank=dist.get_rank()"),
     ],
 )
 def test_another_group_than_there_is_is_one_clear_error(asked: dict[str, Any], there: str) -> None:
@@ -493,6 +519,15 @@ def test_another_group_than_there_is_is_one_clear_error(asked: dict[str, Any], t
     words = f"init_process_group({name}={value!r}): dtlab.launch has already"
     assert words in caught.value.failures[0].message
     assert f"process group, with {there}." in caught.value.failures[0].message
+
+
+def test_a_rank_of_another_process_is_reported_once_for_all_ranks() -> None:
+    with pytest.raises(dtlab.RankError) as caught:
+        dtlab.launch(lambda: dist.init_process_group("gloo", rank=0, world_size=4), world_size=3)
+    text = " ".join(str(caught.value).split())
+    assert text.startswith("ranks 0 to 2 raised ValueError: init_process_group(backend='gloo', ")
+    assert "with backend='gloo', world_size=3, rank=dist.get_rank()." in text
+    assert text.count("init_process_group(backend") == 1
 
 
 SPMD = """
@@ -559,6 +594,11 @@ def test_a_forked_worker_that_communicates_is_told_at_once() -> None:
         list(torch.utils.data.DataLoader(_Communicates(), num_workers=1))
 
     begun = time.monotonic()
-    with pytest.raises(dtlab.RankError, match="all_reduce was called in a process that this rank"):
+    with pytest.raises(dtlab.RankError) as caught:
         dtlab.launch(load)
     assert time.monotonic() - begun < 10
+    first, *lines, place = str(caught.value).splitlines()
+    assert first.startswith(
+        "ranks 0 and 1 raised RuntimeError in DataLoader worker process 0: all_reduce was called"
+    )
+    assert place.endswith("dist.all_reduce(tensor)") and len(lines) <= 4

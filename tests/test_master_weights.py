@@ -18,8 +18,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dtlab.parallel.data import DataParallel
 from dtlab.training import master_weights
-from dtlab.training.held import held_bytes
 from dtlab.training.learning_rate import WarmupThenDecay
+from dtlab.training.live import held_bytes
 from dtlab.training.loss_scaling import DynamicLossScaler
 from dtlab.training.master_weights import MasterWeights, naive_master_step
 from dtlab.training.models import GPT, MLP, GPTConfig

@@ -34,7 +34,7 @@ from dtlab.predict.memory import (
     smallest_world_size,
     zero_traffic,
 )
-from dtlab.training.held import held_bytes
+from dtlab.training.live import held_bytes
 from dtlab.training.models import GPT, GPTConfig
 
 GB = 1e9

@@ -10,6 +10,8 @@ from typing import Any
 
 import nbformat
 import pytest
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelspec import get_kernel_dict
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -42,6 +44,16 @@ def contents(course: Course, *folders: str) -> dict[str, bytes]:
 # Opened and saved ------------------------------------------------------------------------------
 
 
+def test_notebooks_are_kept_with_what_jupyterlab_writes_of_the_kernel() -> None:
+    """It sends a kernel's own description, in which the version depends on the machine."""
+    language = {**IPythonKernel.language_info}
+    del language["version"]
+    kernel = {key: get_kernel_dict()[key] for key in ("display_name", "language")}
+    metadata = {"kernelspec": kernel | {"name": "python3"}, "language_info": language}
+    for name, text in contents(Course(ROOT), "notebooks", "solutions", "exercises").items():
+        assert json.loads(text)["metadata"] == metadata, f"run `make notebooks`: {name}"
+
+
 def run_and_saved(path: Path) -> None:
     """What JupyterLab leaves of a notebook that was opened, run and saved without a change."""
     notebook = json.loads(path.read_text())
@@ -55,7 +67,7 @@ def run_and_saved(path: Path) -> None:
             data = {"data": {"text/plain": ["3"]}, "metadata": {}, "execution_count": number}
             cell["outputs"] = [text, {"output_type": "execute_result", **data}]
     notebook["metadata"]["kernelspec"] |= {"display_name": "dtlab (.venv)", "name": "dtlab"}
-    notebook["metadata"]["language_info"] |= {"version": "3.12.1", "file_extension": ".py"}
+    notebook["metadata"]["language_info"] |= {"version": "3.12.1"}
     notebook["metadata"] |= {"widgets": {"state": {}}, "toc-autonumbering": True}
     path.write_text(json.dumps(shuffled(notebook), ensure_ascii=True, indent=2))
 

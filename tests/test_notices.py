@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 import dtlab
-from dtlab.ranks import notices
+from dtlab.ranks import notices, system
 from dtlab.ranks.launch.client import FIRST_LAUNCH
 
 
@@ -34,11 +34,30 @@ def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_launch_that_shows_nothing_is_announced_in_a_notebook(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtlab.launch(int)  # the server is ready
+    monkeypatch.setattr(system, "in_a_kernel", lambda: True)
+    dtlab.launch(time.sleep, 0.5)
+    assert capsys.readouterr() == ("", "2 ranks running ...\n")
+
+
+def test_a_launch_that_prints_is_not_announced(capsys: pytest.CaptureFixture[str]) -> None:
+    with notices.notice("2 ranks running", if_silent=True):
+        for _ in range(4):
+            time.sleep(0.05)
+            notices.heard()  # as when a line of a rank was shown
+            notices.tick()
+    assert capsys.readouterr() == ("", "")
+
+
 CELLS = [
     "import time, dtlab\nfrom dtlab.ranks.launch.client import SERVER\nSERVER._process.poll()\n"
     "from dtlab.ranks import notices\nnotices.SILENCE = 0.1",
     "dtlab.launch(int)",  # the server imports PyTorch
-    "with notices.notice('training'):\n    dtlab.launch(time.sleep, 1.2)",
+    "with notices.notice('training'):\n    dtlab.launch(time.sleep, 1.2)\n"
+    "dtlab.launch(time.sleep, 1.2)",
     "g = dtlab.guess('How many MB?', unit='MB')",
     "g.commit(12)",
     "from dtlab.show import step_ring\nring = step_ring()\nring",
@@ -54,10 +73,11 @@ def test_in_a_notebook() -> None:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     outputs = [cell.outputs for cell in notebook.cells]  # in the first the server runs already
-    (server, _) = outputs[1]
+    server, *_ = outputs[1]
     assert server.data["text/plain"].startswith(f"{FIRST_LAUNCH}: ")
-    (training,) = outputs[2]
+    training, running, _ = outputs[2]
     assert training.data["text/plain"].startswith("training: ")  # and its seconds, at the end
+    assert running.data["text/plain"].startswith("2 ranks running: ")
     kept, form = outputs[3]
     assert "Your guess: 12 MB." in kept.data["text/html"]  # what it held last
     assert "application/vnd.jupyter.widget-view+json" in form.data

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from dtlab.training.held import held_bytes
+from dtlab.training.live import held_bytes
 from dtlab.units.unit00 import cure
 from dtlab.units.unit00.dies import QUESTIONS
 from dtlab.units.unit00.measured import (

@@ -791,13 +791,41 @@ def _a_metrics_thread() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("times", [3, proof(60)])
-def test_what_gloo_says_in_a_thread_does_not_hide_a_mismatch(times: int) -> None:
+def test_what_gloo_says_in_a_thread_does_not_hide_a_mismatch(
+    times: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(times):
         error = deadlock(_a_metrics_thread, 2, GUARD)
         assert error.mismatch is not None
         assert "all_reduce(float32[1], SUM)" in error.mismatch
         assert "all_reduce(float32[1000], SUM)" in error.mismatch
         assert "Several threads of a rank" in flat(error)
+        assert "gloo" not in str(error)
+        assert capfd.readouterr().out == ""  # no traceback above the finding
+
+
+def test_a_thread_that_raises_is_reported_after_all_else(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def fails(also: bool) -> None:
+        thread = threading.Thread(target=lambda: {}["missing"])
+        thread.start()
+        thread.join()
+        if also:
+            raise ValueError("main")
+
+    code = 'thread = threading.Thread(target=lambda: {}["missing"])'
+    (warning,) = dtlab.launch(fails, False).warnings
+    assert warning.startswith("warning: a thread of ranks 0 and 1 raised KeyError: 'missing'\n")
+    assert warning.endswith(code)
+    assert capfd.readouterr().out == warning + "\n"
+    with pytest.raises(dtlab.RankError) as caught:
+        dtlab.launch(fails, True)
+    first, _, last, place = str(caught.value).splitlines()
+    assert first == "ranks 0 and 1 raised ValueError: main"
+    assert last == "a thread of ranks 0 and 1 raised KeyError: 'missing'"
+    assert place.endswith(code)
+    assert capfd.readouterr().out == ""
 
 
 # ---------------------------------------------------------------------------- ranks that fail

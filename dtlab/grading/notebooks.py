@@ -22,13 +22,20 @@ from dtlab.grading.parts import Part, known_parts
 
 __all__ = ["normalise", "normalise_all", "release"]
 
-_METADATA = {
+_METADATA = {  # as JupyterLab saves it, which also adds the version of Python to language_info
     "kernelspec": {
         "display_name": "Python 3 (ipykernel)",
         "language": "python",
         "name": "python3",
     },
-    "language_info": {"name": "python"},
+    "language_info": {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+    },
 }
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?")  # random ids of Jupyter
 _UNITS = "[0-9][0-9]_*"

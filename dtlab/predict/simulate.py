@@ -2,7 +2,7 @@
 
     1F1B on 3 ranks, 4 microbatches; an action takes 1 s, a message 0 s; "." is 1 s of idle time
 
-    rank 0    |F F F . . B F B . B . B|    total: the time of the longest rank, from its first
+    rank 0    |F F F . . B F B . B . B|    total: the longest time of a rank, from its first
     rank 1    |. F F . B F B F B . B .|           start to its last end (12 s)
     rank 2    |. . F B F B F B F B . .|    ideal: the compute time of a rank, mean of all (8 s)
 
@@ -77,7 +77,7 @@ def simple_simulate(
                 end[action] = start + seconds[action.kind]
                 times[rank].append((start, end[action]))
         if len(end) == before:
-            raise ValueError("no rank can proceed: the ranks wait for each other.")
+            raise ValueError("no rank can proceed: actions need others that do not run.")
     return times
 
 
@@ -119,7 +119,7 @@ class Costs:
 
 
 def simulate(schedule: Iterable[Row], costs: Costs) -> Trace:
-    """Return a schedule's trace: spans as `run_schedule` records them, and messages.
+    """Return a schedule's trace: spans as `pipeline.run_schedule` records them, and messages.
 
     Messages that take time are events "send" and "recv", from the end of the sending action to the
     arrival. A rank is blocked in "recv" during those parts of the event in which it does not
@@ -149,7 +149,7 @@ def _columns(actions: Actions, times: Times) -> Columns:
     role = np.repeat([COMPUTE, SEND, RECV], [count, messages, messages])
     numbers = [_NAMES.index("send"), _NAMES.index("recv")]
     name = np.concatenate((actions.kind, np.repeat(numbers, messages)))
-    none = np.zeros(len(start), np.int64)
+    zeros = np.zeros(len(start), np.int64)
     waits = np.flatnonzero(role[order] == RECV)
     subject = np.concatenate((np.arange(count), sources, sources))[order]
     return Columns(
@@ -157,10 +157,10 @@ def _columns(actions: Actions, times: Times) -> Columns:
         role=role[order],
         name=name[order],
         peers=peers[order],
-        group=none,
-        tag=none,
-        bytes=none,
-        thread=none,
+        group=zeros,
+        tag=zeros,
+        bytes=zeros,
+        thread=zeros,
         start=start[order],
         end=end[order],
         extras=_Extras(actions.stage[subject], actions.microbatch[subject], role[order]),
@@ -198,7 +198,7 @@ class _Extras(Sequence[Mapping[str, Any]]):
 def bubble(trace: Trace, of: Literal["total", "ideal"] = "total") -> float:
     """Return the idle share of a pipeline's time, relative to the total or to the ideal time.
 
-    The trace may come from `simulate` or from `run_schedule`. The total is the time of the longest
+    The trace may come from `simulate` or from `run_schedule`. The total is the longest time of a
     rank, from its first start to its last end. The ideal is a rank's compute time, averaged over
     all ranks. The bubble is (total - ideal) / total, or (total - ideal) / ideal.
     Raises: ValueError for a trace without spans of forward or backward, for spans that all take no
@@ -268,38 +268,38 @@ class Actions:
 
     def run(self, costs: Floats) -> Times | None:
         """Return the times with these costs [F, B, I, W, communication] x stage; None if stuck."""
-        # In the padded arrays each row has one entry more, after its last action, that never ends.
+        # Padded arrays have one extra entry after each rank's last action: its need never ends.
         padded_index = np.arange(len(self.rank)) + self.rank
-        padded = len(self.rank) + len(self.lengths)
-        never, nothing = padded, padded + 1
-        end = np.full(padded + 2, np.inf)
+        length = len(self.rank) + len(self.lengths)
+        never, nothing = length, length + 1
+        end = np.full(length + 2, np.inf)
         end[nothing] = 0.0
-        need = np.full(padded, never)
+        need = np.full(length, never)
         need[padded_index] = np.where(self.need < 0, nothing, self.need + self.rank[self.need])
         away = (self.need >= 0) & (self.rank[self.need] != self.rank)
         delay = np.where(away, costs[4, self.stage[self.need]], 0.0)
-        later, seconds = np.zeros((2, padded))
-        later[padded_index], seconds[padded_index] = delay, costs[self.kind, self.stage]
-        stop = np.cumsum(self.lengths + 1) - 1
-        next_action, free = stop - self.lengths, np.zeros(len(stop))
+        padded_delay, seconds = np.zeros((2, length))
+        padded_delay[padded_index], seconds[padded_index] = delay, costs[self.kind, self.stage]
+        extra = np.cumsum(self.lengths + 1) - 1
+        next_action, free = extra - self.lengths, np.zeros(len(extra))
         started = free == 0
         while started.any():
-            ready = end[need[next_action]] + later[next_action]
-            until = np.maximum(ready, free) + seconds[next_action]
-            end[next_action] = until
-            started = until < np.inf
-            np.copyto(free, until, where=started)
+            ready = end[need[next_action]] + padded_delay[next_action]
+            new_end = np.maximum(ready, free) + seconds[next_action]
+            end[next_action] = new_end
+            started = new_end < np.inf
+            np.copyto(free, new_end, where=started)
             next_action += started
-        if (next_action < stop).any():
+        if (next_action < extra).any():
             return None
-        begun = np.maximum(end[need[padded_index]] + delay, self._before(end[padded_index]))
-        return Times(begun, end[padded_index], delay)
+        start = np.maximum(end[need[padded_index]] + delay, self._previous_end(end[padded_index]))
+        return Times(start, end[padded_index], delay)
 
-    def _before(self, end: Floats) -> Floats:
+    def _previous_end(self, end: Floats) -> Floats:
         """Return the end of the previous action on the same rank; 0 for the first action."""
-        before = np.roll(end, 1)
-        before[(np.cumsum(self.lengths) - self.lengths)[self.lengths > 0]] = 0.0
-        return before
+        previous = np.roll(end, 1)
+        previous[(np.cumsum(self.lengths) - self.lengths)[self.lengths > 0]] = 0.0
+        return previous
 
 
 def tabulate(rows: Sequence[Sequence[Action]]) -> Actions | None:

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 
 from dtlab.ranks.system import in_a_kernel
 
-__all__ = ["PATIENCE", "no_notices", "notice", "patience", "tick"]
+__all__ = ["PATIENCE", "heard", "no_notices", "notice", "patience", "tick"]
 
 SILENCE = 2.0  # seconds after which the notice appears
 PATIENCE = 1.0  # seconds that may pass between two calls of `tick`
@@ -28,10 +28,13 @@ PATIENCE = 1.0  # seconds that may pass between two calls of `tick`
 class _Notice:
     """The text of one notice, and the time at which it is due next."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(
+        self, words: str, if_silent: bool = False, since: float | None = None
+    ) -> None:
         self.words = words
-        self.begun = time.monotonic()
+        self.begun = time.monotonic() if since is None else since
         self.due = self.begun + SILENCE
+        self._if_silent = if_silent
         self._display: str | None = None  # id of its output in a notebook
 
     def tick(self) -> None:
@@ -39,6 +42,10 @@ class _Notice:
         if now >= self.due:
             self.due = now + PATIENCE
             self._show(f"{self.words}, {now - self.begun:.0f} s")
+
+    def heard(self) -> None:
+        if self._if_silent and self._display is None:
+            self.due = time.monotonic() + SILENCE
 
     def end(self) -> None:
         if self._display is not None:
@@ -62,12 +69,18 @@ _CURRENT: ContextVar[_Notice | None] = ContextVar("notice", default=None)
 
 
 @contextlib.contextmanager
-def notice(words: str) -> Iterator[None]:
-    """After two seconds, show `words` and the elapsed time. Do nothing inside another notice."""
+def notice(
+    words: str, if_silent: bool = False, since: float | None = None
+) -> Iterator[None]:
+    """After two seconds, show `words` and the elapsed time. Do nothing inside another notice.
+
+    With `if_silent`, these are two seconds without a call of `heard`. They begin now, or at the
+    time `since`.
+    """
     if _CURRENT.get() is not None:
         yield
         return
-    current = _Notice(words)
+    current = _Notice(words, if_silent, since)
     token = _CURRENT.set(current)
     try:
         yield
@@ -93,6 +106,12 @@ def patience(most: float | None) -> float | None:
     if _CURRENT.get() is None:
         return most
     return PATIENCE if most is None else min(most, PATIENCE)
+
+
+def heard() -> None:
+    """Postpone the current notice if it is only for silence: something else was shown."""
+    if (current := _CURRENT.get()) is not None:
+        current.heard()
 
 
 def tick() -> None:

@@ -31,6 +31,9 @@ SLOW_MODULES = (
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
 )
+# Words in the code of a call that is likely to import them: the server then imports them first.
+SLOW_WORDS = (b"DistributedDataParallel", b"optim", b"fsdp", b"fully_shard", b"pipelining",
+              b"parallelize_module", b"DTensor", b"distribute_tensor")  # fmt: skip
 ASKED_FOR_SLOW_MODULES = 3  # exit status of a supervisor if a rank imported one of them
 
 # Requests to a server, with the file descriptors that each one carries.

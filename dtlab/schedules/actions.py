@@ -100,9 +100,9 @@ def _as_action(written: Any) -> Action:
 
 
 def needs(action: Action, last_stage: int) -> Action | None:
-    """Return the action that this one depends on, or None; an I is returned as B.
+    """Return the action that this one needs, or None; a B stands for I if backward is split.
 
-    B and I both compute the input gradient, so the name B covers both. A backward depends directly
+    B and I both compute the input gradient, so B names both. A backward depends directly
     on a forward only on the last stage; on other stages it depends on the next stage's backward.
     """
     stage, kind, microbatch = action
@@ -154,10 +154,10 @@ def clock(
     slot. If ranks wait for each other in a cycle, the cycle is recorded and its ranks proceed.
     Actions at `granted`, as (rank, index), do not wait. A dependency that no rank has is ignored.
     """
-    return _Run(schedule, granted).finish()
+    return _SlotRunner(schedule, granted).finish()
 
 
-class _Run:
+class _SlotRunner:
     def __init__(
         self, schedule: Sequence[Sequence[Action]], granted: Collection[tuple[int, int]]
     ) -> None:
@@ -188,9 +188,9 @@ class _Run:
                 self.waiting.setdefault(need, []).append(rank)
                 return
             slots.append(slot if need is None else max(slot, self.done[need] + 1))
-            gives = _as_needed(action)
-            self.done.setdefault(gives, slots[-1])
-            todo.extend(self.waiting.pop(gives, ()))
+            result = _as_needed(action)
+            self.done.setdefault(result, slots[-1])
+            todo.extend(self.waiting.pop(result, ()))
 
     def _need(self, rank: int, index: int) -> Action | None:
         if (rank, index) in self.granted:
@@ -200,23 +200,23 @@ class _Run:
 
     def _break_cycles(self, todo: deque[int]) -> bool:
         """Resolve a deadlock: record each cycle of ranks, and let its ranks proceed."""
-        heads = {rank: need for need, ranks in self.waiting.items() for rank in ranks}
+        needed = {rank: need for need, ranks in self.waiting.items() for rank in ranks}
         visited: set[int] = set()
-        for start in sorted(heads):
+        for start in sorted(needed):
             path: list[int] = []
             rank = start
             while rank not in visited:
                 visited.add(rank)
                 path.append(rank)
-                rank = self.home[heads[rank]]
+                rank = self.home[needed[rank]]
             if rank not in path:  # the path leads into a known cycle
                 continue
             ranks = path[path.index(rank) :]
             indices = tuple(len(self.slots[waiter]) for waiter in ranks)
-            self.stuck.append(Stuck(tuple(ranks), indices, tuple(heads[w] for w in ranks)))
+            self.stuck.append(Stuck(tuple(ranks), indices, tuple(needed[w] for w in ranks)))
             self.granted.update(zip(ranks, indices, strict=True))
             for waiter in ranks:
-                self.waiting[heads[waiter]].remove(waiter)
+                self.waiting[needed[waiter]].remove(waiter)
             todo.extend(ranks)
         return bool(todo)
 

@@ -7,7 +7,7 @@ has stages r, r + p, r + 2p, ... A microbatch is counted once for all chunks of 
                  idle time of each rank                 microbatches held at once
     naive        while another rank computes            1
     GPipe        p - 1 forwards and p - 1 backwards     all
-    1F1B         as GPipe                               at most p
+    1F1B         as GPipe                               at most p - r
     interleaved  1F1B's, divided by chunks              a little more than 1F1B
     ZB-H1        a third of 1F1B's, if F = I = W        p
     ZB-H2        only at start and end, if F = I = W    2p - 1
@@ -91,8 +91,8 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     schedule = Schedule()
     for rank in range(num_stages):
         forward, backward = (_actions(rank, kind, range(num_microbatches)) for kind in "FB")
-        # Until the first gradient arrives, this rank runs a forward for each later rank. Then it
-        # runs a forward and a backward in turns, and at last the remaining backwards.
+        # This rank first runs a forward for each later rank: the first gradient takes that long.
+        # Then it runs a forward and a backward in turns, and at last the remaining backwards.
         schedule.append(_in_turns(forward, backward, warm_up=num_stages - 1 - rank))
     return schedule
 
@@ -120,8 +120,8 @@ def interleaved(num_ranks: int, num_microbatches: int, num_chunks: int) -> Sched
         stages = range(rank, num_ranks * num_chunks, num_ranks)
         forward = [a for group in rounds for s in stages for a in _actions(s, "F", group)]
         backward = [a for group in rounds for s in stages[::-1] for a in _actions(s, "B", group)]
-        # A rank warms up with a round through all chunks but its last. Then it runs as many more
-        # forwards as there are steps to the last rank and back, so that it need not wait for the
+        # A rank warms up with a round through all chunks but its last, and 2 more forwards for
+        # each later rank: the messages to the last rank and back. So it need not wait for the
         # first gradient. With one chunk the schedule is 1F1B: the rank waits for the first
         # gradient, and holds fewer activations.
         later_ranks = num_ranks - 1 - rank

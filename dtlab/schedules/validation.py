@@ -151,21 +151,19 @@ def _too_early(known: dict[Action, list[Place]]) -> Iterator[tuple[Fault, Place]
                 yield Fault("order", message, ((rank, index),)), (rank, index)
 
 
-def _waiting(rows: Schedule, circle: Stuck) -> Fault:
+def _waiting(rows: Schedule, cycle: Stuck) -> Fault:
     """Describe a cycle of waiting ranks; a cycle of one rank is a wrong order of its actions."""
-    actions = [rows[rank][index] for rank, index in zip(*circle[:2], strict=True)]
-    places = tuple(zip(circle.ranks, circle.indices, strict=True))
+    actions = [rows[rank][index] for rank, index in zip(*cycle[:2], strict=True)]
+    places = tuple(zip(cycle.ranks, cycle.indices, strict=True))
     if len(actions) == 1:
-        rank, need = circle.ranks[0], _done_as(rows[circle.ranks[0]], circle.needs[0])
+        rank, need = cycle.ranks[0], _done_as(rows[cycle.ranks[0]], cycle.needs[0])
         message = f"rank {rank} does {actions[0]} before {need}, which it needs."
         return Fault("order", message, places)
-    ahead = [*circle.ranks[1:], circle.ranks[0]]
+    ahead = [*cycle.ranks[1:], cycle.ranks[0]]
     waits = [
         f"rank {rank} waits in {action} for {_done_as(rows[other], need)}, which rank {other} "
         "does later"
-        for rank, action, need, other in zip(
-            circle.ranks, actions, circle.needs, ahead, strict=True
-        )
+        for rank, action, need, other in zip(cycle.ranks, actions, cycle.needs, ahead, strict=True)
     ]
     return Fault("wait", "; ".join(waits) + ".", places)
 

@@ -6,6 +6,9 @@ A widget calls such a function again whenever one of its controls changes.
 
 from __future__ import annotations
 
+from inspect import isfunction as _isfunction
+
+from dtlab.show.arguments import checked as _checked
 from dtlab.show.drawing.style import COLOURS, Figure
 from dtlab.show.figures import (
     activation_bars,
@@ -133,3 +136,7 @@ __all__ = [
     "ways_to_split",
     "zero_stages",
 ]
+
+for _name in __all__:
+    if _isfunction(globals()[_name]):
+        globals()[_name] = _checked(globals()[_name])

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from dtlab.show.arguments import checked
 from dtlab.show.notebook import (
     Kept,
     has_front_end,
@@ -37,6 +38,7 @@ _CLOSE: Final = 0.1
 _GREEN, _GREY = "#1b7f4b", "#7a8288"  # both are visible on a light and on a dark page
 
 
+@checked
 def guess(
     question: str,
     unit: str = "",

@@ -46,6 +46,8 @@ class span:
     __slots__ = ("_extra", "_name", "_sink", "_start")
 
     def __init__(self, name: str, /, **extra: Any) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f'span needs a name, as in dtlab.span("forward"), not {name!r}.')
         self._name = name
         self._extra = extra
         self._sink: SpanSink | None = None

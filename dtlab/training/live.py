@@ -1,12 +1,12 @@
-"""Live memory of a step: the bytes of all existing tensors after each operator.
+"""Bytes of tensors: `held_bytes` of given objects, `live_bytes` of a step, after each operator.
 
-These bytes are the same on any device and any machine.
+Each storage counts once. These bytes are the same on any device and any machine.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,54 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveBytes", "Storages", "live_bytes", "peak_bytes"]
+Storage = tuple[torch.device, int]
+
+__all__ = ["LiveBytes", "Storages", "held_bytes", "live_bytes", "peak_bytes", "storage_of"]
+
+
+def held_bytes(*objects: Any) -> int:
+    """Return the bytes of the distinct storages in modules, optimizers, tensors, and containers.
+
+    A view counts with its whole storage, and tied weights count once. A module counts with its
+    parameters, their gradients and its buffers; an optimizer with its state, without parameters.
+    Objects of other classes are searched for tensors.
+    """
+    return sum(dict(map(storage_of, _all_tensors(objects, {}))).values())
+
+
+def storage_of(tensor: Tensor) -> tuple[Storage, int]:
+    """Return a key of a tensor's storage, unique while the storage exists, and its bytes."""
+    storage = tensor.untyped_storage()
+    # On the meta device storages have no address.
+    return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
+
+
+def _all_tensors(value: Any, visited: dict[int, Any]) -> Iterator[Tensor]:
+    """Yield all tensors in a value, and gradients of parameters; handles cycles.
+
+    `visited` maps ids to objects. It keeps the objects alive, because Python reuses ids.
+    """
+    if id(value) in visited or isinstance(value, (str, bytes, int, float, type)):
+        return
+    visited[id(value)] = value
+    if isinstance(value, Tensor):
+        yield value
+        if value.is_leaf and value.grad is not None:
+            yield value.grad
+    elif isinstance(value, nn.Module):
+        yield from _all_tensors([*value.parameters(), *value.buffers()], visited)
+    elif isinstance(value, torch.optim.Optimizer):
+        yield from _all_tensors(list(value.state.values()), visited)
+    elif isinstance(value, Mapping):
+        yield from _all_tensors(list(value.values()), visited)
+    elif isinstance(value, Iterable):
+        for element in value:
+            yield from _all_tensors(element, visited)
+    else:
+        yield from _all_tensors(getattr(value, "__dict__", {}), visited)
+
+
+# Live bytes of a step ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

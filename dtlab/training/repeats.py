@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from dtlab.predict.units import check_count
+
 __all__ = ["QUICK", "repeats"]
 
 QUICK = "DTLAB_QUICK"  # environment variable; tests set it to 1
@@ -18,6 +20,5 @@ def repeats(full: int, quick: int = 1) -> int:
 
     Raises: ValueError if a number is less than 1.
     """
-    if full < 1 or quick < 1:
-        raise ValueError(f"repeats needs numbers of 1 or more, not {full} and {quick}.")
+    full, quick = check_count("repeats: full", full), check_count("repeats: quick", quick)
     return quick if os.environ.get(QUICK) == "1" else full

@@ -17,7 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from dtlab.training.held import Storage, storage_of
+from dtlab.training.live import Storage, storage_of
 
 __all__ = ["SavedBytes", "SavedTensor", "saved_bytes"]
 

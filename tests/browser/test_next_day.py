@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +64,24 @@ def test_make_lab_opens_a_copy_that_git_does_not_look_at(lab: tuple[str, Path]) 
         expect(page.locator(CREATE_ASSIGNMENT)).to_have_count(0)
         look_at(page, "make_lab")
     assert git(course, "status", "--porcelain") == ""
+
+
+def test_an_original_that_was_opened_has_one_more_line(lab: tuple[str, Path]) -> None:
+    """The version of Python, which JupyterLab writes as soon as there is a kernel."""
+    address, course = lab
+    name = "notebooks/07_pipeline_parallelism.ipynb"
+    with chromium() as browser:
+        Notebook(browser.new_page(), address.partition("/lab")[0], name)
+        for _ in range(30):
+            time.sleep(1)
+            if git(course, "status", "--porcelain"):
+                break
+    changes = git(course, "diff", "--unified=0", "--", name).splitlines()
+    lines = [line for line in changes if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    version = f'   "version": "{platform.python_version()}"'
+    assert lines == [
+        '-   "pygments_lexer": "ipython3"', '+   "pygments_lexer": "ipython3",', f"+{version}"
+    ]  # fmt: skip
 
 
 def test_guesses_and_figures_stay_without_a_kernel(lab: tuple[str, Path]) -> None:

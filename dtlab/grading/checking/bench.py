@@ -5,7 +5,6 @@ A check calls `observe` of a bench and judges the observation, in the same way f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -43,30 +42,13 @@ class _Here:
 HERE = _Here()
 
 
-# Imports slow modules in advance, so that they do not count towards an answer's time limit -------
-
-_LIMIT, _PAUSE = 60.0, 0.2  # seconds for the imports; seconds until the server reacts to them
-
-
 def warm_up() -> None:
-    """Makes the warm server import PyTorch's compiler, so that ranks need not import it.
+    """Have the warm server import PyTorch's compiler before its next launch.
 
-    The first optimizer or DistributedDataParallel of a process imports the compiler, which takes
-    seconds.
+    The first optimizer or DistributedDataParallel of a process imports the compiler. Ranks that
+    find it imported do not lose seconds of an answer's time limit.
     """
-    from dtlab.ranks.launch.launcher import launch
+    from dtlab.ranks import protocol
+    from dtlab.ranks.launch.client import SERVER
 
-    for _ in range(3):
-        if launch(_compiler_is_there, world_size=1, trace=False, timeout=_LIMIT).values[0]:
-            return
-        time.sleep(_PAUSE)
-
-
-def _compiler_is_there() -> bool:
-    """Runs on a rank: imports the compiler and returns whether it was already imported."""
-    import importlib
-    import sys
-
-    imported = "torch._dynamo" in sys.modules
-    importlib.import_module("torch._dynamo")
-    return imported
+    SERVER.share(*protocol.SLOW_MODULES)

@@ -12,12 +12,12 @@ l = log(sum(exp(scores))). A new block with o' and l' gives
 
     L = log(exp(l) + exp(l')),    O = o exp(l - L) + o' exp(l' - L)
 
-A block is on its way while the one before it is used. For c tokens per rank, a round computes
-4 c^2 h operations and sends 2 c h elements, so communication is hidden if c is large enough; see
-`dtlab.predict.context`. In backward, the blocks travel once more, and their gradients with them:
-each rank adds its part, and after the last round a gradient arrives at the rank of its block.
+The code writes o' exp(l' - L) as exp(scores - L) @ v. The next block arrives while one is used.
+With c tokens per rank and hidden size h, a round computes 4 c^2 h operations and sends 2 c h
+elements, which is hidden if c is large (`dtlab.predict.context`). In backward blocks and gradients
+travel: each rank adds its part, and after the last round each rank has its block's gradient.
 
-With a causal mask, a rank skips the blocks behind its own tokens. In contiguous order this leaves
+With a causal mask, a rank skips the blocks after its own tokens. In contiguous order this leaves
 the first rank almost idle while the last one works in every round. In zig-zag order (`order.py`)
 each rank works the same in every round.
 
@@ -45,15 +45,15 @@ __all__ = ["gathered_attention", "ring_attention", "simple_ring_attention"]
 
 
 def simple_ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
-    """Attention without a mask over the tokens of all ranks: forward only, without overlap."""
+    """Attention over all ranks' tokens, unmasked, forward only; q, k, v [..., s / ranks, d]."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    mixed, total = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
+    output, lse = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
     for step in range(ranks):
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        here = scores.logsumexp(-1, keepdim=True)
-        together = torch.logaddexp(total, here)
-        mixed = mixed * (total - together).exp() + (scores - together).exp() @ v
-        total = together
+        block_lse = scores.logsumexp(-1, keepdim=True)
+        new_lse = torch.logaddexp(lse, block_lse)
+        output = output * (lse - new_lse).exp() + (scores - new_lse).exp() @ v
+        lse = new_lse
         if step < ranks - 1:
             block = torch.stack([k, v])
             arriving = torch.empty_like(block)
@@ -62,7 +62,7 @@ def simple_ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) 
             for work in dist.batch_isend_irecv([send, receive]):
                 work.wait()
             k, v = arriving
-    return mixed
+    return output
 
 
 def ring_attention(
@@ -142,54 +142,54 @@ class _RingAttention(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Group, causal: bool, zigzag: bool
     ) -> Tensor:
         grouped = _grouped(q, k)
-        mixed = torch.zeros_like(grouped, dtype=_wide(q))
-        total = mixed.new_full(mixed.shape[:-1], -math.inf)
-        for source, (k_there, v_there) in _around(torch.stack([k, v]), group):
+        mixed = torch.zeros_like(grouped, dtype=_at_least_fp32(q))
+        lse = mixed.new_full(mixed.shape[:-1], -math.inf)
+        for source, (k_block, v_block) in _travelling_blocks(torch.stack([k, v]), group):
             for rows, columns, position in _visible(q.shape[-2], source, group, causal, zigzag):
-                scores = _scores(grouped[..., rows, :], k_there[..., columns, :], position)
-                before, here = total[..., rows], scores.logsumexp(-1)
+                scores = _scores(grouped[..., rows, :], k_block[..., columns, :], position)
+                before, here = lse[..., rows], scores.logsumexp(-1)
                 after = torch.logaddexp(before, here)
                 weights = scores.sub_(after.unsqueeze(-1)).exp_()
                 mixed[..., rows, :] *= (before - after).exp_().unsqueeze(-1)
-                mixed[..., rows, :] += weights @ _beside(v_there[..., columns, :], weights)
-                total[..., rows] = after
+                mixed[..., rows, :] += weights @ _per_head(v_block[..., columns, :], weights)
+                lse[..., rows] = after
         out = mixed.to(q.dtype).view_as(q)
-        ctx.save_for_backward(q, k, v, out, total)
+        ctx.save_for_backward(q, k, v, out, lse)
         ctx.group, ctx.causal, ctx.zigzag = group, causal, zigzag
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> Any:
-        q, k, v, out, total = ctx.saved_tensors
-        grouped, d_mixed = _grouped(q, k), _grouped(d_out, k).to(total.dtype)
+        q, k, v, out, lse = ctx.saved_tensors
+        grouped, d_mixed = _grouped(q, k), _grouped(d_out, k).to(lse.dtype)
         # The gradient of a softmax needs sum(weights * d_weights), which is sum(out * d_out).
-        shared = (d_mixed * _grouped(out, k)).sum(-1, keepdim=True)
+        delta = (d_mixed * _grouped(out, k)).sum(-1, keepdim=True)
         dq = torch.zeros_like(d_mixed)
-        gradients = _Travelling(ctx.group)
-        for source, (k_there, v_there) in _around(torch.stack([k, v]), ctx.group):
-            part = torch.zeros(2, *k.shape, dtype=total.dtype, device=k.device)
+        gradients = _TravellingGradient(ctx.group)
+        for source, (k_block, v_block) in _travelling_blocks(torch.stack([k, v]), ctx.group):
+            part = torch.zeros(2, *k.shape, dtype=lse.dtype, device=k.device)
             visible = _visible(q.shape[-2], source, ctx.group, ctx.causal, ctx.zigzag)
             for rows, columns, position in visible:
-                q_here, k_here = grouped[..., rows, :], k_there[..., columns, :]
+                q_here, k_here = grouped[..., rows, :], k_block[..., columns, :]
                 weights = _scores(q_here, k_here, position)
-                weights.sub_(total[..., rows].unsqueeze(-1)).exp_()
+                weights.sub_(lse[..., rows].unsqueeze(-1)).exp_()
                 d_here = d_mixed[..., rows, :]
                 d_v = (weights.transpose(-2, -1) @ d_here).sum(2)
-                d_weights = d_here @ _beside(v_there[..., columns, :], weights).transpose(-2, -1)
-                d_scores = d_weights.sub_(shared[..., rows, :]).mul_(weights)
+                d_weights = d_here @ _per_head(v_block[..., columns, :], weights).transpose(-2, -1)
+                d_scores = d_weights.sub_(delta[..., rows, :]).mul_(weights)
                 d_scores /= math.sqrt(q.shape[-1])
-                dq[..., rows, :] += d_scores @ _beside(k_here, weights)
+                dq[..., rows, :] += d_scores @ _per_head(k_here, weights)
                 d_k = (d_scores.transpose(-2, -1) @ q_here.to(weights.dtype)).sum(2)
                 part[0][..., columns, :] += d_k
                 part[1][..., columns, :] += d_v
             gradients.add(part)
-        dk, dv = gradients.home().to(k.dtype)
+        dk, dv = gradients.receive().to(k.dtype)
         return dq.to(q.dtype).view_as(q), dk, dv, None, None, None
 
 
-def _around(block: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
-    """Yield each rank's block with that rank, own block first. The next one arrives meanwhile."""
+def _travelling_blocks(block: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
+    """Yield each rank and its block, this rank's first; the next arrives while one is used."""
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for step in range(ranks):
         arriving, works = block, []
@@ -202,27 +202,27 @@ def _around(block: Tensor, group: Group) -> Iterator[tuple[int, Tensor]]:
         block = arriving
 
 
-class _Travelling:
-    """The gradient of the block in use: it comes from the left, and goes on to the right.
+class _TravellingGradient:
+    """The gradient of the block in use: it comes from the left rank, and goes on to the right.
 
-    `add` completes the gradient of this round's block with this rank's part. `home` returns the
-    gradient of this rank's own block, which has passed all ranks.
+    `add` adds this rank's part to the gradient of this round's block and sends it. `receive`
+    returns the gradient from the left: after the last round, that of this rank's own block.
     """
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.arriving: Tensor | None = None
-        self.sent: Tensor | None = None  # kept alive until it has left
+        self.sent: Tensor | None = None  # in memory until it is sent
         self.works: list[Any] = []
 
     def add(self, part: Tensor) -> None:
         if self.arriving is not None:
-            part += self.home()
+            part += self.receive()
         self.sent = part
         self.arriving = torch.empty_like(part)
         self.works = _pass_on(part, self.arriving, self.group)
 
-    def home(self) -> Tensor:
+    def receive(self) -> Tensor:
         for work in self.works:
             work.wait()
         assert self.arriving is not None
@@ -247,13 +247,13 @@ _STRIP = 128  # queries at a time: a strip of scores instead of a whole block sa
 def _visible(
     tokens: int, source: int, group: Group, causal: bool, zigzag: bool
 ) -> Iterator[tuple[slice, slice, int | None]]:
-    """Yield which own queries attend to which keys of `source`, in strips of queries.
+    """Yield (rows, columns, position): these queries attend to these keys of rank `source`.
 
-    Under a causal mask: own block, the keys up to each query. Block of an earlier rank: in
-    contiguous order all of it; in zig-zag order its early run only, as its late run comes after
-    all own tokens. Block of a later rank: in contiguous order nothing; in zig-zag order all of it,
-    but only for the queries of the late run. The third value is the position of the first query
-    among the keys if each query attends to the keys up to its own position, or else None.
+    With a causal mask: in this rank's block, the keys up to each query. From an earlier rank, all
+    keys; in zig-zag order only those of its early run, because its late run is after all tokens of
+    this rank. From a later rank, none; in zig-zag order all keys, for the queries of the late run.
+    In this rank's block, `position` is that of the first query of the strip, for the mask; else it
+    is None.
     """
     rank, half = dist.get_rank(group), tokens // 2
     own = causal and source == rank
@@ -278,7 +278,7 @@ def _scores(q: Tensor, k: Tensor, position: int | None) -> Tensor:
     With the `position` of the first query among the keys, each query has only the keys up to its
     own position.
     """
-    scores = (q @ k.unsqueeze(2).transpose(-2, -1)).to(_wide(q))
+    scores = (q @ k.unsqueeze(2).transpose(-2, -1)).to(_at_least_fp32(q))
     scores /= math.sqrt(q.shape[-1])
     if position is not None:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
@@ -286,12 +286,12 @@ def _scores(q: Tensor, k: Tensor, position: int | None) -> Tensor:
     return scores
 
 
-def _beside(block: Tensor, weights: Tensor) -> Tensor:
-    """View keys or values so that they can be multiplied with all query heads of their group."""
+def _per_head(block: Tensor, weights: Tensor) -> Tensor:
+    """View keys or values so that they broadcast over all query heads of their group."""
     return block.unsqueeze(2).to(weights.dtype)
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def _at_least_fp32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

@@ -47,6 +47,11 @@ class Bucket:
         self.wait: Callable[[], object] = lambda: None
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The gradients in the shapes of their parameters, and the counts as one vector."""
+        return [*self._views, self.flat[len(self._gradients) :]]
+
+    @property
     def full(self) -> bool:
         """Whether all parameters have their gradients."""
         return len(self._arrived) == len(self.parameters)
@@ -61,38 +66,38 @@ class Bucket:
         """Fill the bucket with zeros: the contribution of a rank without batches."""
         self.flat.zero_()
 
-    def mark_arrived(self, place: int) -> None:
-        """Record that the gradient of the parameter at `place` is ready."""
-        self._arrived.add(place)
+    def mark_arrived(self, index: int) -> None:
+        """Record that the gradient of the parameter at `index` is ready."""
+        self._arrived.add(index)
 
     def pack(self) -> None:
         """Copy all gradients into the flat tensor, and divide them; a missing gradient is zero."""
-        places, gradients = [], []
-        for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+        targets, gradients = [], []
+        for index, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
             gradient = parameter.grad
             if gradient is None:
                 view.zero_()
-                self._used[place] = 0
-                self._unused.add(place)
+                self._used[index] = 0
+                self._unused.add(index)
                 continue
             if gradient.is_sparse:
                 raise TypeError(
                     f"a gradient of shape {tuple(gradient.shape)} is sparse, but buckets are "
                     "dense. Use an embedding with sparse=False, or a parameter server."
                 )
-            places.append(view)
+            targets.append(view)
             gradients.append(gradient.detach())
             parameter.grad = view
-        if places:
-            torch._foreach_copy_(places, gradients)
+        if targets:
+            torch._foreach_copy_(targets, gradients)
         self._gradients *= self._share
 
     def set_gradients(self, over_all: bool) -> None:
         """Set `.grad` after the all-reduce to the mean over all ranks, or over those present."""
         if not over_all:
-            self._gradients /= self.flat[-1]
+            self._gradients /= self.flat[-1]  # the fraction of ranks that had a batch
         if self._unused:
             counts = self._used.tolist()
-            for place in self._unused:
-                used = counts[place] > 0
-                self.parameters[place].grad = self._views[place] if used else None
+            for index in self._unused:
+                used = counts[index] > 0
+                self.parameters[index].grad = self._views[index] if used else None

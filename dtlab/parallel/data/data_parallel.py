@@ -29,6 +29,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from dtlab.parallel.data.buckets import Bucket, in_buckets
 from dtlab.parallel.data.replicas import assert_replicas_equal, broadcast
+from dtlab.training.compression import Compressor
 
 __all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal", "average_by_hooks"]
 
@@ -72,7 +73,7 @@ class _Replica(nn.Module):
         self.module, self.group = module, group
         self.world_size = dist.get_world_size(group)
         self._sync_enabled = True  # False inside `no_sync`
-        self._sync_next_backward = False  # set by each forward pass
+        self._sync_next_backward = False  # set by forward and by `average_next`
         self._with_buffers = [submodule for submodule in module.modules() if submodule._buffers]
         self._parameters_to_average()  # raises ValueError if there are none
         broadcast(module.parameters(), group)
@@ -167,6 +168,7 @@ class DataParallel(_Replica, Joinable):
         group: the ranks that share a batch; None: all.
         all_reduce: `dist.all_reduce`, or a function of `dtlab.collectives`. A function without
             the argument `async_op` runs in a separate thread, concurrently with backward.
+        compression: replaces the all-reduce of a bucket; see `dtlab.training.compression`.
 
     Raises:
         ValueError: no parameter needs a gradient, or `bucket_cap_mb` is not above 0.
@@ -180,6 +182,7 @@ class DataParallel(_Replica, Joinable):
         group: dist.ProcessGroup | None = None,
         *,
         all_reduce: AllReduce = dist.all_reduce,
+        compression: Compressor | None = None,
     ) -> None:
         super().__init__(module, group)
         Joinable.__init__(self)  # the constructor of nn.Module does not call this one
@@ -190,15 +193,17 @@ class DataParallel(_Replica, Joinable):
                     f"bucket_cap_mb={bucket_cap_mb!r} is not above 0. Pass a size in MiB, or None."
                 )
             first = rest = int(bucket_cap_mb * MIB)
-        last_first = self._parameters_to_average()[::-1]  # gradients arrive roughly in this order
-        self._buckets = in_buckets(last_first, first, rest, self.world_size)
-        self._start = _asynchronous(all_reduce, group)
+        in_backward_order = self._parameters_to_average()[::-1]  # roughly, as gradients arrive
+        self._buckets = in_buckets(in_backward_order, first, rest, self.world_size)
+        self._start_reduce = _asynchronous(all_reduce, group)
+        if compression is not None:
+            self._start_reduce = _compressed(compression, group)
         self._backward_id = -1  # autograd's number of the running backward pass; -1: none
         self._next = 0  # the bucket to reduce next: the order is the same on all ranks
         self._divides_by_all = True  # False: by the number of ranks that still have batches
         for bucket in self._buckets:
-            for place, parameter in enumerate(bucket.parameters):
-                _on_gradient(parameter, self._hook(bucket, place))
+            for index, parameter in enumerate(bucket.parameters):
+                _on_gradient(parameter, self._hook(bucket, index))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module as `_Replica` does, and notify joined ranks that a step begins."""
@@ -208,21 +213,21 @@ class DataParallel(_Replica, Joinable):
 
     # ------------------------------------------------------------------ one backward pass
 
-    def _hook(self, bucket: Bucket, place: int) -> Callable[[Tensor], None]:
+    def _hook(self, bucket: Bucket, index: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
             if not self._sync_next_backward:
                 return
             backward_id = torch._C._current_graph_task_id()
             if backward_id != self._backward_id:
                 self._begin(backward_id)
-            bucket.mark_arrived(place)
+            bucket.mark_arrived(index)
             if bucket.full:
-                self._send_full_buckets()
+                self._reduce_full_buckets()
 
         return arrived
 
     def _begin(self, backward_id: int) -> None:
-        """Begin a backward pass; first wait for the all-reduces of an interrupted pass."""
+        """Begin a backward pass; first wait for the all-reduces of a pass that did not finish."""
         for bucket in self._buckets[: self._next]:
             bucket.wait()
         self._backward_id, self._next = backward_id, 0
@@ -230,22 +235,22 @@ class DataParallel(_Replica, Joinable):
             bucket.reset()
         Variable._execution_engine.queue_callback(lambda: self._finish(backward_id))
 
-    def _send_full_buckets(self) -> None:
+    def _reduce_full_buckets(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].full:
-            self._send_next()
+            self._reduce_next()
 
-    def _send_next(self) -> None:
+    def _reduce_next(self) -> None:
         bucket = self._buckets[self._next]
         bucket.pack()
-        bucket.wait = self._start(bucket.flat)
+        bucket.wait = self._start_reduce(bucket)
         self._next += 1
 
     def _finish(self, backward_id: int) -> None:
-        """At the end of backward, send the remaining buckets and wait for all buckets."""
-        if backward_id != self._backward_id:
+        """At the end of backward, reduce the remaining buckets, and wait for all buckets."""
+        if backward_id != self._backward_id:  # already finished, with a reentrant pass
             return
         while self._next < len(self._buckets):
-            self._send_next()
+            self._reduce_next()
         for bucket in self._buckets:
             bucket.wait()
             bucket.set_gradients(self._divides_by_all)
@@ -302,7 +307,7 @@ class _JoinedRank(JoinHook):
         model._sync_buffers(out_of_batches=True)
         for bucket in model._buckets:
             bucket.fill_with_zeros()
-            wait = model._start(bucket.flat)
+            wait = model._start_reduce(bucket)
             wait()
 
     def post_hook(self, is_last_joiner: bool) -> None:
@@ -314,12 +319,25 @@ class _JoinedRank(JoinHook):
 
 def _asynchronous(
     all_reduce: AllReduce, group: dist.ProcessGroup | None
-) -> Callable[[Tensor], Callable[[], Any]]:
-    """Return a function that starts an all-reduce and returns a function that waits for it."""
+) -> Callable[[Bucket], Callable[[], Any]]:
+    """Return a function that starts a bucket's all-reduce and returns one that waits for it."""
     if "async_op" in inspect.signature(all_reduce).parameters:
-        return lambda flat: all_reduce(flat, group=group, async_op=True).wait
+        return lambda bucket: all_reduce(bucket.flat, group=group, async_op=True).wait
     thread = ThreadPoolExecutor(1, thread_name_prefix="all-reduce")
-    return lambda flat: thread.submit(all_reduce, flat, group=group).result
+    return lambda bucket: thread.submit(all_reduce, bucket.flat, group=group).result
+
+
+def _compressed(
+    compression: Compressor, group: dist.ProcessGroup | None
+) -> Callable[[Bucket], Callable[[], Any]]:
+    """As `_asynchronous`, for the gradients of a bucket in compressed form."""
+
+    def start(bucket: Bucket) -> Callable[[], Any]:
+        keys = [*map(id, bucket.parameters), id(bucket)]
+        result = compression.start(lambda: compression.sum(bucket.tensors, keys, group))
+        return lambda: result.result()
+
+    return start
 
 
 def _on_gradient(parameter: Tensor, do: Callable[[Tensor], None]) -> None:

@@ -9,12 +9,12 @@
     └────────┴────────┘                 . 2 2 2 3
 
 A stencil or a convolution that looks w cells far needs a halo of width w. The axes are exchanged
-one after the other: first rows, then columns together with the rows' halos. So the corners arrive
-in two steps, and no rank talks to a diagonal neighbour. A tile of H x W cells with C channels
-sends 2 w W C elements for the rows and 2 w (H + 2 w) C for the columns; it computes H W C. That is
-why a large tile is cheap: the surface grows more slowly than the area.
+one after the other, in the order of the mesh: here first rows, then columns with the rows' halos.
+So the corners arrive in two steps, without a message between diagonal neighbours. A tile of H x W
+cells with C channels sends 2 w W C elements for the rows and 2 w (H + 2 w) C for the columns; it
+computes H W C. So large tiles are cheap: the border grows more slowly than the area.
 
-In backward the gradient of a halo belongs to the neighbour's cells: it travels back and is added.
+In backward each rank sends its halo's gradient to the neighbours, which add it to their cells'.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Halo(torch.autograd.Function):
     ) -> Tensor:
         ctx.args, size = (dim, group, before, after, wrap), tile.shape[dim]
         first, last = tile.narrow(dim, 0, after), tile.narrow(dim, size - before, before)
-        from_previous, from_next = _exchange(first, last, group, wrap)
+        from_previous, from_next = _exchange(first, last, group, wrap)  # `first`: to the previous
         return torch.cat([from_previous, tile, from_next], dim)
 
     @staticmethod
@@ -147,43 +147,40 @@ class _Halo(torch.autograd.Function):
         dim, group, before, after, wrap = ctx.args
         size = gradient.shape[dim] - before - after
         d_previous, d_tile, d_next = torch.split(gradient, [before, size, after], dim)
-        of_last_from_next, of_first_from_previous = _exchange(
-            d_previous, d_next, group, wrap, True
-        )
+        d_first, d_last = _exchange(d_previous, d_next, group, wrap)
         d_tile = d_tile.clone()
-        d_tile.narrow(dim, 0, after).add_(of_first_from_previous)
-        d_tile.narrow(dim, size - before, before).add_(of_last_from_next)
+        d_tile.narrow(dim, 0, after).add_(d_first)
+        d_tile.narrow(dim, size - before, before).add_(d_last)
         return d_tile, None, None, None, None, None
 
 
 def _exchange(
-    to_previous: Tensor, to_next: Tensor, group: Group, wrap: bool, back: bool = False
+    to_previous: Tensor, to_next: Tensor, group: Group, wrap: bool
 ) -> tuple[Tensor, Tensor]:
     """Send to both neighbours; return what comes from the previous and from the next rank.
 
-    What a rank sends to the next one has the shape of what arrives from the previous one. `back`
-    swaps the results. Without neighbour there are zeros.
+    What a rank sends to the next one has the shape of what arrives from the previous one. Without
+    a neighbour the result is zeros.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     from_previous, from_next = (to_next.new_zeros(x.shape) for x in (to_next, to_previous))
     if ranks == 1:
-        pair = (to_next, to_previous) if wrap else (from_previous, from_next)
-        return pair[::-1] if back else pair
+        return (to_next, to_previous) if wrap else (from_previous, from_next)
     has_previous, has_next = wrap or rank > 0, wrap or rank < ranks - 1
-    left, right = (rank - 1) % ranks, (rank + 1) % ranks
-    # With two ranks in a circle both neighbours are one rank: its messages arrive in this order.
+    previous_rank, next_rank = (rank - 1) % ranks, (rank + 1) % ranks
+    # With two periodic ranks both neighbours are one rank, so the order of the messages matters.
     to_previous, to_next = to_previous.contiguous(), to_next.contiguous()
-    wanted = [
-        (dist.isend, to_next, right, has_next),
-        (dist.isend, to_previous, left, has_previous),
-        (dist.irecv, from_previous, left, has_previous),
-        (dist.irecv, from_next, right, has_next),
+    messages = [
+        (dist.isend, to_next, next_rank, has_next),
+        (dist.isend, to_previous, previous_rank, has_previous),
+        (dist.irecv, from_previous, previous_rank, has_previous),
+        (dist.irecv, from_next, next_rank, has_next),
     ]
     operations = [
-        dist.P2POp(act, each, None, group, group_peer=peer)
-        for act, each, peer, exists in wanted
-        if exists and each.numel()
+        dist.P2POp(function, tensor, None, group, group_peer=peer)
+        for function, tensor, peer, exists in messages
+        if exists and tensor.numel()
     ]
     for work in dist.batch_isend_irecv(operations) if operations else ():
         work.wait()
-    return (from_next, from_previous) if back else (from_previous, from_next)
+    return from_previous, from_next

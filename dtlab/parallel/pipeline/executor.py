@@ -4,17 +4,17 @@
     rank 0 0F0 0F1     0B0 0F2 0B1     0B2
     rank 1     1F0 1B0 1F1 1B1 1F2 1B2
 
-`0F1` is stage 0, forward, microbatch 1. A schedule is one list of such actions for each rank. The
-kinds are F (forward), B (backward), and the two halves of B: I (gradients of inputs) and W
-(gradients of weights). The output of 0F1 is sent to 1F1; the input's gradient of 1B1 is sent to
-0B1.
+`0F1` is stage 0, forward, microbatch 1; a column is a slot. A schedule is one list of such actions
+for each rank. The kinds are F (forward), B (backward), and the two halves of B: I (gradients of
+inputs) and W (gradients of weights). The output of 0F1 is sent to 1F1; the input's gradient of 1B1
+is sent to 0B1.
 
 `simple_run_schedule` is the loop alone: one stage on each rank, receives that block, F and B only.
-`run_schedule` runs the same loop. It adds several stages on a rank, tensors of any shape, I and W,
-receives that are posted before they are needed, tied parameters, and stages in `DataParallel`.
-Neither contains code for a particular schedule. On each stage, each microbatch has a separate
-autograd graph. Its leaves are the received tensors; B, or W, frees the graph. A step computes the
-same gradients as one process on the whole batch.
+`run_schedule` runs the same loop. It adds several stages on a rank, tensors of any shape and early
+receives (`messages.py`), I and W (`split_backward.py`), tied parameters (`tied.py`), and stages in
+`DataParallel`. Neither contains code for a particular schedule. On each stage, each microbatch has
+a separate autograd graph. Its leaves are the received tensors; B, or W, frees the graph. A step
+computes the same gradients as one process on the whole batch.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ class PipelineStage:
         self.index = dist.get_rank(group) if index is None else index
         self.tied = dict(tied or {})
         self.device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-        self._memory = _Memory()
+        self._cache = _Cache()
 
 
 @dataclass
-class _Memory:
+class _Cache:
     """State that a rank keeps from step to step, stored in its stage with the lowest number."""
 
     plans: list[Plan] = field(default_factory=list)
@@ -172,14 +172,14 @@ def run_schedule(
 
 def _plan(schedule: Schedule, local_stages: list[PipelineStage]) -> Plan:
     """Return this rank's plan for the schedule; each plan is computed once and kept."""
-    memory, group = local_stages[0]._memory, local_stages[0].group
-    plan = next((plan for plan in memory.plans if plan.schedule == schedule), None)
+    cache, group = local_stages[0]._cache, local_stages[0].group
+    plan = next((plan for plan in cache.plans if plan.schedule == schedule), None)
     if plan is None:
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         if len(schedule) != size:
             raise ValueError(f"The schedule has {len(schedule)} ranks, but the group has {size}.")
         plan = plan_of(schedule, rank)
-        memory.plans.append(plan)
+        cache.plans.append(plan)
     needed = {action.stage for action in plan.row}
     given = [stage.index for stage in local_stages]
     if sorted(given) != sorted(needed):
@@ -191,10 +191,10 @@ def _plan(schedule: Schedule, local_stages: list[PipelineStage]) -> Plan:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Graph:
     """The autograd graph of a microbatch on a stage, between its F and its B (or W)."""
 
-    halves: NaiveHalves
+    halves: NaiveHalves  # runs B, or I and then W
     leaves: Tensors
     needs_gradient: list[bool]  # for each floating-point output, whether it requires a gradient
 
@@ -207,14 +207,14 @@ class _Step:
     ) -> None:
         self._plan, self._data, self._halves = plan, data, halves
         self._stages = {stage.index: stage for stage in stages}
-        memory, group, device = stages[0]._memory, stages[0].group, stages[0].device
-        if memory.tied is None:
+        cache, group, device = stages[0]._cache, stages[0].group, stages[0].device
+        if cache.tied is None:
             ranks = [rank for rank, row in enumerate(plan.schedule) if row]
-            memory.tied = Tied({stage.index: stage.tied for stage in stages}, ranks, group)
-        self._tied = memory.tied
-        batch = agree_on_shapes(plan, memory.shapes, data.inputs, group, device)
-        self._post = Post(plan, batch, group, device)
-        self._held: dict[tuple[int, int], _Held] = {}
+            cache.tied = Tied({stage.index: stage.tied for stage in stages}, ranks, group)
+        self._tied = cache.tied
+        shapes_id = agree_on_shapes(plan, cache.shapes, data.inputs, group, device)
+        self._post = Post(plan, shapes_id, group, device)
+        self._graphs: dict[tuple[int, int], _Graph] = {}
         self._begun: set[int] = set()  # stages that have run a forward
         self._peak_in_flight = 0
 
@@ -242,12 +242,12 @@ class _Step:
                 outputs = (self._data.loss_of(outputs, action.microbatch),)
         if not is_last:
             self._post.send(action, tuple(tensor.detach() for tensor in outputs))
-        needed = [tensor.requires_grad for tensor in outputs if tensor.is_floating_point()]
+        needs_gradient = [tensor.requires_grad for tensor in outputs if tensor.is_floating_point()]
         ends = [get_gradient_edge(tensor) for tensor in outputs if tensor.requires_grad]
         leaves = tuple(tensor for tensor in inputs if tensor.requires_grad)
-        held = _Held(self._halves(ends, leaves), leaves, needed)
-        self._held[action.stage, action.microbatch] = held
-        self._peak_in_flight = max(self._peak_in_flight, len(self._held))
+        graph = _Graph(self._halves(ends, leaves), leaves, needs_gradient)
+        self._graphs[action.stage, action.microbatch] = graph
+        self._peak_in_flight = max(self._peak_in_flight, len(self._graphs))
 
     def _inputs(self, action: Action) -> Tensors:
         """Return the leaves of the microbatch's graph; floating-point ones need gradients."""
@@ -257,36 +257,36 @@ class _Step:
         return tuple(leaf.detach().requires_grad_(leaf.is_floating_point()) for leaf in received)
 
     def _backward(self, action: Action, index: int) -> None:
-        """Run an action B or I, and send the gradients of the inputs."""
-        held = self._held[action.stage, action.microbatch]
-        gradients = self._gradients(action, held)
+        """Run B or I, at `index` in this rank's row of the schedule; send the input gradients."""
+        graph = self._graphs[action.stage, action.microbatch]
+        gradients = self._gradients(action, graph)
         with _span(action):
             self._set_averaging(action, index)
             if action.kind == "B":
-                computed = held.halves.both(gradients)
+                computed = graph.halves.both(gradients)
             else:
-                computed = held.halves.inputs(gradients)
+                computed = graph.halves.inputs(gradients)
         if action.stage > 0:
-            each = zip(computed, held.leaves, strict=True)
+            each = zip(computed, graph.leaves, strict=True)
             filled = (torch.zeros_like(leaf) if grad is None else grad for grad, leaf in each)
-            self._post.send(action._replace(kind="B"), tuple(filled))
+            self._post.send(action._replace(kind="B"), tuple(filled))  # I is sent as B
         if action.kind == "B":
-            del self._held[action.stage, action.microbatch]
+            del self._graphs[action.stage, action.microbatch]
 
-    def _gradients(self, action: Action, held: _Held) -> list[Tensor]:
+    def _gradients(self, action: Action, graph: _Graph) -> list[Tensor]:
         """Return the gradients of the outputs that need one.
 
         On the last stage, the output is the loss: its gradient is its weight in the mean.
         """
         if action.stage == self._plan.last_stage:
-            return [self._data.weight_of(action.microbatch)] if any(held.needs_gradient) else []
+            return [self._data.weight_of(action.microbatch)] if any(graph.needs_gradient) else []
         received = self._post.take(Action(action.stage + 1, "B", action.microbatch))
-        return [grad for grad, need in zip(received, held.needs_gradient, strict=True) if need]
+        return [grad for grad, need in zip(received, graph.needs_gradient, strict=True) if need]
 
     def _weights(self, action: Action, index: int) -> None:
         with _span(action):
             self._set_averaging(action, index)
-            self._held.pop((action.stage, action.microbatch)).halves.weights()
+            self._graphs.pop((action.stage, action.microbatch)).halves.weights()
 
     # ------------------------------------------------------------------ with DataParallel
 

@@ -40,29 +40,29 @@ def agree_on_shapes(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> int:
-    """Return the number of this batch's shapes; the first stage's rank keeps them in `known`."""
+    """Return an id of this batch's shapes; the first stage's rank keeps the ids in `known`."""
     first = plan.homes[0]
-    note = torch.zeros(1, dtype=torch.int64, device=device)
+    shapes_id = torch.zeros(1, dtype=torch.int64, device=device)
     if plan.rank != first:
-        dist.recv(note, group=group, group_src=first)
-        return int(note)
+        dist.recv(shapes_id, group=group, group_src=first)
+        return int(shapes_id)
     shapes = tuple(layout_of(tensors) for tensors in inputs or ())
-    note.fill_(known.setdefault(shapes, len(known)))
+    shapes_id.fill_(known.setdefault(shapes, len(known)))
     receivers = [rank for rank, row in enumerate(plan.schedule) if row and rank != first]
-    for work in [dist.isend(note, group=group, group_dst=rank) for rank in receivers]:
+    for work in [dist.isend(shapes_id, group=group, group_dst=rank) for rank in receivers]:
         _wait(work)
-    return int(note)
+    return int(shapes_id)
 
 
 class Post:
-    """Sends and receives one rank's messages of a step; `batch` identifies the step's shapes."""
+    """Sends and receives one rank's messages of a step whose shapes have the id `shapes_id`."""
 
     def __init__(
-        self, plan: Plan, batch: int, group: dist.ProcessGroup | None, device: torch.device
+        self, plan: Plan, shapes_id: int, group: dist.ProcessGroup | None, device: torch.device
     ) -> None:
         self._plan, self._group, self._device = plan, group, device
-        self._is_new = batch not in plan.layouts
-        self._layouts = plan.layouts.setdefault(batch, {})
+        self._is_new = shapes_id not in plan.layouts
+        self._layouts = plan.layouts.setdefault(shapes_id, {})
         self._queues = {peer: deque(messages) for peer, messages in plan.between.items()}
         self._posted: dict[Action, tuple[Tensors, list[dist.Work]]] = {}
         self._ahead = dict.fromkeys(self._queues, 0)
@@ -242,8 +242,8 @@ class Plan:
     """One rank's part of a schedule.
 
     `homes` has the rank of each stage, and `slots` the slot of each of this rank's actions.
-    `between` lists for each peer all messages of the pair, in order. `layouts` maps the number of
-    a batch's shapes to the layouts of all messages that this rank sends or receives; entries are
+    `between` lists for each peer all messages of the pair, in order. `layouts` maps the id of a
+    batch's shapes to the layouts of all messages that this rank sends or receives; entries are
     added when new shapes occur.
     """
 

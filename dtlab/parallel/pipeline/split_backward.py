@@ -33,27 +33,27 @@ class NaiveHalves:
     """
 
     def __init__(self, outputs: Sequence[GradientEdge], inputs: Sequence[Tensor]) -> None:
-        self.outputs, self.own_inputs = list(outputs), list(inputs)
+        self.outputs, self.graph_inputs = list(outputs), list(inputs)
         self.gradients: list[Tensor] = []  # of the outputs
 
     def both(self, gradients: Sequence[Tensor]) -> Gradients:
         """B: return the gradients of the inputs; add those of the weights to their `.grad`."""
         _accumulate(self.outputs, gradients)
-        gradients_of_inputs = [tensor.grad for tensor in self.own_inputs]
-        self.outputs, self.own_inputs = [], []
+        gradients_of_inputs = [tensor.grad for tensor in self.graph_inputs]
+        self.outputs, self.graph_inputs = [], []
         return gradients_of_inputs
 
     def inputs(self, gradients: Sequence[Tensor]) -> Gradients:
         """I: return the gradients of the inputs."""
         self.gradients = list(gradients)
-        if not self.own_inputs or not self.outputs:
-            return [None] * len(self.own_inputs)
-        return _gradients(self.outputs, self.gradients, self.own_inputs, keep_graph=True)
+        if not self.graph_inputs or not self.outputs:
+            return [None] * len(self.graph_inputs)
+        return _gradients(self.outputs, self.gradients, self.graph_inputs, keep_graph=True)
 
     def weights(self) -> None:
         """W, after I: add the gradients of the weights to their `.grad`."""
         _accumulate(self.outputs, self.gradients)
-        self.outputs, self.own_inputs, self.gradients = [], [], []
+        self.outputs, self.graph_inputs, self.gradients = [], [], []
 
 
 class Halves(NaiveHalves):
@@ -66,12 +66,12 @@ class Halves(NaiveHalves):
         """I: return the gradients of the inputs, and save the gradients that W needs."""
         self._exits: list[_Exit] = []
         self._caught: dict[Node, Sequence[Tensor | None]] = {}
-        if self.own_inputs and self.outputs:
+        if self.graph_inputs and self.outputs:
             roots = [edge.node for edge in self.outputs]
-            goals = [get_gradient_edge(tensor).node for tensor in self.own_inputs]
+            goals = [get_gradient_edge(tensor).node for tensor in self.graph_inputs]
             path = _Path(roots, goals)
             self._exits = path.exits() if path.is_simple() else []
-        handles = [self._catch_at(leave.node) for leave in self._exits]
+        handles = [self._catch_at(exit_.node) for exit_ in self._exits]
         try:
             input_gradients = super().inputs(gradients)
         finally:
@@ -90,16 +90,16 @@ class Halves(NaiveHalves):
 
     def weights(self) -> None:
         """W, after I: add the gradients of the weights, starting from the saved gradients."""
-        for leave in self._exits:
+        for exit_ in self._exits:
             arrived = [
-                (GradientEdge(leave.node, number), gradient)
-                for number, gradient in enumerate(self._caught.get(leave.node, ()))
+                (GradientEdge(exit_.node, number), gradient)
+                for number, gradient in enumerate(self._caught.get(exit_.node, ()))
                 if gradient is not None
             ]
             if arrived:
                 edges, gradients = zip(*arrived, strict=True)
-                side_gradients = _gradients(edges, gradients, leave.sides)
-                for side, gradient in zip(leave.sides, side_gradients, strict=True):
+                side_gradients = _gradients(edges, gradients, exit_.sides)
+                for side, gradient in zip(exit_.sides, side_gradients, strict=True):
                     if gradient is not None:
                         self.outputs.append(side)
                         self.gradients.append(gradient)

@@ -59,7 +59,7 @@ __all__ = [
 TOKENS = -2  # the dim of tokens in [batch, tokens, features]
 
 
-# The idea: two functions of `regions.py` with a collective in forward or in backward -------------
+# The idea: two autograd functions of `regions.py`, each with a collective in one direction -------
 #
 #                              forward                 backward
 # f: copy_to_region(x)         return x                return all_reduce(gradient)
@@ -98,7 +98,7 @@ def naive_row_linear(
 
 @dataclass(frozen=True)
 class Split:
-    """How a parameter is divided: `dim` consists of pieces of `sizes`, each cut for all ranks."""
+    """How a parameter is divided: `dim` has pieces of `sizes`; each rank has a part of each."""
 
     dim: int
     sizes: tuple[int, ...]
@@ -364,7 +364,7 @@ class _Row(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        # Gather all tokens, so that every rank computes the bias's whole gradient.
+        # Each rank's weights took part in all tokens' outputs, so gather all tokens' gradients.
         gradient = _start_token_gather(gradient, ctx.group, ctx.sequence)()
         grad_x = gradient @ weight if needs_x else None
         grad_weight = _weight_gradient(gradient, x) if needs_weight else None

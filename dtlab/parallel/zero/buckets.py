@@ -28,7 +28,7 @@ __all__ = ["ShardedBucket"]
 class ShardedBucket:
     """Parameters of one dtype, device and parameter group, of which this rank steps a shard.
 
-    `send` reduces all gradients, in a flat tensor, to the ranks that own the shards, and frees
+    `start_reduce` reduces all gradients, in a flat tensor, to the owners of the shards, and frees
     them. `gradient` is this rank's result: the mean over ranks, accumulated over backward passes.
 
     Args:
@@ -56,14 +56,14 @@ class ShardedBucket:
         self.shard = self.layout.shard(self.flat, transport.rank)
         wider = master_dtype is not None and master_dtype.itemsize > self.flat.itemsize
         self.master = self.shard.to(master_dtype) if wider else self.shard
-        self.pieces = self.layout.pieces(transport.rank)
+        self.pieces = self.layout.pieces(transport.rank)  # parts of parameters in the shard
         self.runs = [self.pieces] if self.pieces else []  # the pieces of each segment
         self.segments = self._made_segments()
         self.gradient: Tensor | None = None
         self.used: set[int] = set()  # indices of parameters that have had a gradient
-        self.is_sent = False  # whether `send` ran in the current backward pass
+        self.reduce_started = False  # in the current backward pass; still True when it is complete
         self._arrived: set[int] = set()  # indices of gradients that arrived in this pass
-        self._arriving: tuple[Tensor, Wait, Tensor] | None = None  # keeps the sent tensor alive
+        self._arriving: tuple[Tensor, Wait, Tensor] | None = None  # buffer, wait, sent tensor
 
     def parts(self, shard: Tensor) -> list[Tensor]:
         """Return each parameter's elements in a shard, as views, without padding."""
@@ -73,8 +73,8 @@ class ShardedBucket:
 
     def _made_segments(self) -> list[nn.Parameter]:
         parts = iter(self.parts(self.master))
-        ends = [[next(parts) for _ in run] for run in self.runs]
-        lengths = [sum(map(len, each)) for each in ends]
+        run_parts = [[next(parts) for _ in run] for run in self.runs]
+        lengths = [sum(map(len, each)) for each in run_parts]
         begins = [run[0].offset for run in self.runs]
         return [
             nn.Parameter(self.master.narrow(0, begin, length))
@@ -117,26 +117,26 @@ class ShardedBucket:
 
     @property
     def full(self) -> bool:
-        """Whether the gradients of all parameters have arrived and have not been sent."""
-        return len(self._arrived) == len(self.parameters) and not self.is_sent
+        """Whether all gradients have arrived, and their reduction has not started."""
+        return len(self._arrived) == len(self.parameters) and not self.reduce_started
 
-    def mark_arrived(self, place: int) -> None:
-        """Record that the gradient of the parameter at `place` is in `.grad`."""
-        self._arrived.add(place)
+    def mark_arrived(self, index: int) -> None:
+        """Record that the gradient of the parameter at `index` is in `.grad`."""
+        self._arrived.add(index)
 
-    def send(self) -> None:
+    def start_reduce(self) -> None:
         """Start to reduce the gradients, and free them; a missing gradient counts as 0."""
         flat = self.layout.empty()
-        parts = [self._taken(place) for place in range(len(self.parameters))]
+        parts = [self._take_gradient(index) for index in range(len(self.parameters))]
         torch.cat(parts, out=flat[: self.layout.num_elements])
         del parts
         flat *= 1 / self.transport.world_size
         arriving = flat.new_empty(self.layout.shard_size)
-        self.is_sent = True
+        self.reduce_started = True
         self._arriving = arriving, self.transport.reduce_scatter(flat, arriving), flat
 
-    def _taken(self, place: int) -> Tensor:
-        parameter = self.parameters[place]
+    def _take_gradient(self, index: int) -> Tensor:
+        parameter = self.parameters[index]
         gradient, parameter.grad = parameter.grad, None
         if gradient is None:
             return self.flat.new_zeros(parameter.numel())
@@ -145,33 +145,33 @@ class ShardedBucket:
                 f"a gradient of shape {tuple(gradient.shape)} is sparse, but shards are dense. "
                 "Make the embedding with sparse=False, or put it on a parameter server."
             )
-        self.used.add(place)
+        self.used.add(index)
         return in_memory_order(gradient, parameter)
 
-    def receive(self) -> None:
+    def finish_reduce(self) -> None:
         """Wait for the reduce-scatter, add its result to `gradient`, and free the buffers."""
         if self._arriving is None:
             return
         arriving, wait, _ = self._arriving
         wait()
         self.gradient = arriving if self.gradient is None else self.gradient.add_(arriving)
-        self._forget_sent()
+        self._clear_arrivals()
 
     def drop(self) -> None:
         """Discard all gradients."""
         if self._arriving is not None:
             self._arriving[1]()
-        self._forget_sent()
-        self.gradient, self.is_sent = None, False
+        self._clear_arrivals()
+        self.gradient, self.reduce_started = None, False
         self.used.clear()
 
-    def _forget_sent(self) -> None:
+    def _clear_arrivals(self) -> None:
         self._arriving = None
         self._arrived.clear()
 
     # ------------------------------------------------------------------ the step
 
-    def hand_reduced(self, used: Sequence[int], optimizer: torch.optim.Optimizer) -> None:
+    def set_reduced_gradients(self, used: Sequence[int], optimizer: torch.optim.Optimizer) -> None:
         """Set the segments' `.grad` to the reduced gradient; to None if no rank has one."""
         assert self.gradient is not None
         if len({bool(used[piece.index]) for piece in self.pieces}) > 1:
@@ -180,7 +180,7 @@ class ShardedBucket:
             part = self.gradient.narrow(0, run[0].offset, len(segment))
             segment.grad = part.to(segment.dtype) if used[run[0].index] else None
 
-    def hand_averaged(self, optimizer: torch.optim.Optimizer) -> None:
+    def set_averaged_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Set the segments' `.grad` to their parts of gradients that are already averaged."""
         gradients = [self.parameters[piece.index].grad for piece in self.pieces]
         if len({gradient is None for gradient in gradients}) > 1:
@@ -195,7 +195,7 @@ class ShardedBucket:
             whole = torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None
             segment.grad = None if whole is None else whole.to(segment.dtype)
 
-    def check_place(self) -> None:
+    def check_not_moved(self) -> None:
         """Raise RuntimeError if a parameter is no longer a view of the flat tensor."""
         for parameter, pointer in zip(self.parameters, self._pointers, strict=True):
             if parameter.data_ptr() != pointer:
@@ -211,7 +211,7 @@ class ShardedBucket:
             same = self.master.to(self.shard.dtype) == self.shard
             self.master.copy_(torch.where(same, self.master, self.shard.to(self.master.dtype)))
 
-    def take_stepped(self) -> None:
+    def copy_segments_back(self) -> None:
         """Copy the stepped segments into this rank's shard of the parameters."""
         for segment in self.segments:
             segment.grad = None

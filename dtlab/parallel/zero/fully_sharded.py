@@ -9,7 +9,7 @@ sends 2 Psi (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
 waits for each collective. `Zero3` overlaps: while a block computes, the next block is gathered and
 the gradients of the previous block are reduced (Zhao et al. 2023, "PyTorch FSDP", section 3.3).
 `sharded_block.py` gathers and frees a block; `sharded_module.py` cuts a module into blocks. Each
-number is the block that a collective gathers or reduces:
+number is the block that a collective gathers or reduces; the first gathers of a pass are left out:
 
     forward     compute   root  block 0       block 1       block 2
                 gather       └─ 1 ─┘     └─ 2 ─┘
@@ -113,18 +113,18 @@ class NaiveZero3(ShardedModule):
             block.module.register_forward_pre_hook(partial(self._before_forward, block))
             block.module.register_forward_hook(partial(self._after_forward, block))
             for shard, index, whole in block.trained_parameters():
-                on_gradient(whole, partial(self._arrived, block, shard, index))
+                on_gradient(whole, partial(self._after_gradient, block, shard, index))
 
     def _before_forward(self, block: ShardedBlock, *_: Any) -> None:
         block.gather()
 
     def _after_forward(self, block: ShardedBlock, module: nn.Module, _: Any, output: Any) -> None:
-        block.free()  # its views in the graph are valid again after the next gather
+        block.free()  # the views that autograd saved are valid again after the next gather
         for tensor in tensors_in(output):
             if tensor.requires_grad:  # its gradient is ready just before the block's backward
                 tensor.register_hook(lambda _: block.gather())  # type: ignore[no-untyped-call]
 
-    def _arrived(self, block: ShardedBlock, shard: FlatShard, index: int, _: Tensor) -> None:
+    def _after_gradient(self, block: ShardedBlock, shard: FlatShard, index: int, _: Any) -> None:
         shard.take_gradient(index)
         if all(each.all_arrived for each in block.trained):
             block.free()  # all gradients are computed, so backward does not need the block now
@@ -161,7 +161,7 @@ class Zero3(ShardedModule):
             has 3 collectives per block. False: blocks stay gathered, so that a step has 2. None:
             only the root block stays gathered.
         prefetch: number of blocks that are gathered ahead of the current block.
-        all_gather, reduce_scatter: see `Transport`; `dtlab.collectives` has rings.
+        all_gather, reduce_scatter: see `Transport` in shards.py; `dtlab.collectives` has rings.
 
     Raises:
         ValueError: no parameter needs a gradient, parameters are on the meta device, this rank is
@@ -195,7 +195,7 @@ class Zero3(ShardedModule):
         self._in_forward = False  # whether the root's forward is running
         self._backward_id = -1  # autograd's number of the running backward pass; -1: none
         self._call_order = CallOrder([block for block in self.blocks if block.is_leaf])
-        # The calls (`_Call`) of each block, by their state: a call goes from forward to backward.
+        # Each block's calls: in forward; whose backward has not ended; in backward.
         self._in_forward_call: dict[ShardedBlock, _Call] = {}
         self._awaiting_backward = {block: WeakSet[_Call]() for block in self.blocks}
         self._in_backward_call: dict[ShardedBlock, set[_Call]] = {}
@@ -324,7 +324,7 @@ class Zero3(ShardedModule):
     def _gather_ahead_in_backward(self) -> None:
         """Gather the next blocks, so that at most `prefetch` + 1 leaf blocks are in memory."""
         leaves = sum(block.is_leaf for block in self._in_backward_call)
-        self._gather_ahead(self.prefetch + 1 - max(1, leaves))
+        self._gather_ahead(self.prefetch + 1 - max(1, leaves))  # 0 leaves: between two blocks
 
     def _send(self, block: ShardedBlock) -> None:
         """Start to reduce the block's gradients after the previous reduce, to limit memory."""
@@ -335,10 +335,10 @@ class Zero3(ShardedModule):
             block.start_reduce()
             self._sending.append(block)
 
-    def _end_backward(self) -> None:
+    def _end_backward(self) -> None:  # blocks whose inputs need no gradient end here
         for block in reversed(self.blocks):  # in the same order on all ranks
             self._awaiting_backward[block] -= self._in_backward_call.get(block, set())
-            if block.has_arrived:  # gradients from after its reduce-scatter, or from `no_sync`
+            if block.has_arrived:  # since its reduce-scatter began, or in an earlier `no_sync`
                 self._unsent[block] = None
             if block in self._unsent:
                 self._send(block)
@@ -357,7 +357,7 @@ class Zero3(ShardedModule):
 
 
 class _Call:
-    """One call of a block in a forward pass; exists as long as the call's autograd graph."""
+    """One call of a block; after forward, only hooks in its autograd graph keep it in memory."""
 
     handle: Any = None
 

@@ -1,11 +1,11 @@
-"""ZeRO stages 1 and 2: each rank has all parameters, and steps one of N shards of them.
+"""ZeRO stages 1 and 2: each rank has all parameters; its optimizer updates one of N shards.
 
 `SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` cuts flat buckets of
 parameters into N equal shards. So the division is even, and a bucket needs one reduce-scatter and
 one all-gather, not a reduce and a broadcast for each parameter. `Zero2` also reduces gradients
 during backward, and each rank keeps only the gradients of its shard. Their base class, in
-`sharded_optimizer.py`, makes the buckets, and saves and loads the state. At ZeRO stage 3 no rank
-has all parameters: `Zero3`, in `fully_sharded.py`, wraps a module.
+`sharded_optimizer.py`, saves and loads the state; `buckets.py` has a bucket. At ZeRO stage 3 no
+rank has all parameters: `Zero3`, in `fully_sharded.py`, wraps a module.
 
     each rank's gradients ──► reduced to each shard's owner ──► owner steps ──► all-gather
 
@@ -13,7 +13,7 @@ Bytes per rank for Psi parameters in fp32 with Adam on N ranks, and when gradien
 (Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 section 5):
 
-                 parameters  gradients  optimizer
+                 parameters  gradients  optimizer   gradients are reduced
     DataParallel 4 Psi       4 Psi      8 Psi         all-reduced in backward
     Zero1        4 Psi       4 Psi      8 Psi/N       in `step`
     Zero2        4 Psi       4 Psi/N    8 Psi/N       in backward, bucket by bucket
@@ -45,7 +45,7 @@ __all__ = ["SimpleZero1", "Zero1", "Zero2"]
 class SimpleZero1:
     """ZeRO stage 1 in its simplest form: each parameter has one owner, the rank that steps it.
 
-    An optimizer keeps state only for its own parameters. Each of N ranks makes an optimizer of
+    An optimizer keeps state only for its own parameters. Each of N ranks makes an optimizer for
     every N-th parameter, so the rank keeps about 1/N of the state. All ranks begin with the first
     rank's parameters. Every parameter must have a gradient.
     """
@@ -64,7 +64,7 @@ class SimpleZero1:
         """Reduce gradients to the owners, step owned parameters, and broadcast the new values."""
         for number, parameter in enumerate(self.params):
             dist.reduce(parameter.grad, dst=number % self.size)  # only the owner gets the sum
-            parameter.grad /= self.size  # only the owner uses it
+            parameter.grad /= self.size  # the mean on the owner; no other rank uses its value
         if self.optimizer:
             self.optimizer.step()
         for number, parameter in enumerate(self.params):
@@ -128,8 +128,8 @@ class Zero1(ShardedOptimizer):
         self._usage: tuple[Tensor, Any] | None = None  # flags of used parameters, their all-reduce
         super().__init__(params, optimizer_class, group, reduces, **arguments)
 
-    def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
-        buckets = super()._divide(group)
+    def _make_buckets(self, param_group: dict[str, Any]) -> list[ShardedBucket]:
+        buckets = super()._make_buckets(param_group)
         self._queue += buckets
         return buckets
 
@@ -148,19 +148,19 @@ class Zero1(ShardedOptimizer):
     def _reduce(self) -> None:
         """Reduce all gradients that are not in flight, and wait for all."""
         for bucket in self._queue:
-            if not bucket.is_sent:
-                self._send(bucket)
+            if not bucket.reduce_started:
+                self._start_reduce(bucket)
         self._start_usage_all_reduce()
         while self._in_flight:
-            self._in_flight.popleft().receive()
+            self._in_flight.popleft().finish_reduce()
         for bucket in self._queue:
-            bucket.is_sent = False
+            bucket.reduce_started = False
         self._is_reduced = True
 
-    def _send(self, bucket: ShardedBucket) -> None:
+    def _start_reduce(self, bucket: ShardedBucket) -> None:
         if len(self._in_flight) == IN_FLIGHT:
-            self._in_flight.popleft().receive()
-        bucket.send()
+            self._in_flight.popleft().finish_reduce()
+        bucket.start_reduce()
         self._in_flight.append(bucket)
 
     def _start_usage_all_reduce(self) -> None:
@@ -170,8 +170,7 @@ class Zero1(ShardedOptimizer):
         """
         if self._usage is not None:
             self._usage[1].wait()
-        places = [(bucket, n) for bucket in self._buckets for n in range(len(bucket.parameters))]
-        used = [n in bucket.used for bucket, n in places]
+        used = [n in each.used for each in self._buckets for n in range(len(each.parameters))]
         flags = torch.tensor(used, dtype=torch.uint8, device=device_of(self._group))
         work = dist.all_reduce(flags, dist.ReduceOp.MAX, self._group, async_op=True)
         self._usage = flags, work
@@ -252,11 +251,11 @@ class Zero1(ShardedOptimizer):
         return loss
 
     def _set_segment_gradients(self) -> None:
-        """Set `.grad` of the segments, which the inner optimizer steps; free reduced gradients."""
+        """Set `.grad` of the segments (this rank's parts of buckets); free reduced gradients."""
         assert self._inner is not None
         if not self._reduces:
             for bucket in self._buckets:
-                bucket.hand_averaged(self._inner)
+                bucket.set_averaged_gradients(self._inner)
             return
         assert self._usage is not None
         flags, work = self._usage
@@ -264,7 +263,7 @@ class Zero1(ShardedOptimizer):
         used = flags.tolist()
         for bucket in self._buckets:
             count = len(bucket.parameters)
-            bucket.hand_reduced(used[:count], self._inner)
+            bucket.set_reduced_gradients(used[:count], self._inner)
             bucket.drop()
             used = used[count:]
         self._usage, self._is_reduced = None, False
@@ -297,40 +296,40 @@ class Zero2(Zero1):
         self._fill_order: list[int] | None = []  # of buckets in the first step; then None
         super().__init__(params, optimizer_class, group, **arguments)
 
-    def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
-        _check_no_other_hooks([param for param in group["params"] if param.requires_grad])
-        buckets = super()._divide(group)
+    def _make_buckets(self, param_group: dict[str, Any]) -> list[ShardedBucket]:
+        _check_no_other_hooks([param for param in param_group["params"] if param.requires_grad])
+        buckets = super()._make_buckets(param_group)
         for bucket in buckets:
-            for place, parameter in enumerate(bucket.parameters):
-                hook = self._hook(bucket, place)
+            for index, parameter in enumerate(bucket.parameters):
+                hook = self._hook(bucket, index)
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         return buckets
 
-    def _hook(self, bucket: ShardedBucket, place: int) -> Callable[[Tensor], None]:
+    def _hook(self, bucket: ShardedBucket, index: int) -> Callable[[Tensor], None]:
         def arrived(_: Tensor) -> None:
             self._is_reduced = False
             if not self._sync_enabled:
                 return
-            if bucket.is_sent:  # by the backward pass of a reentrant checkpoint inside this pass
+            if bucket.reduce_started:  # in a reentrant checkpoint's pass inside this pass
                 self._reduce()
             backward_id = torch._C._current_graph_task_id()
             if backward_id != self._backward_id:
                 self._backward_id = backward_id
                 Variable._execution_engine.queue_callback(self._finish)
-            bucket.mark_arrived(place)
+            bucket.mark_arrived(index)
             if self._fill_order is not None and bucket.full:
                 self._fill_order.append(self._queue.index(bucket))
-            self._send_full_buckets()
+            self._reduce_full_buckets()
 
         return arrived
 
-    def _send_full_buckets(self) -> None:
+    def _reduce_full_buckets(self) -> None:
         """Reduce the buckets that are full, in the order that is the same on all ranks."""
         for bucket in self._queue:
-            if not (bucket.is_sent or bucket.full):
+            if not (bucket.reduce_started or bucket.full):
                 return
-            if not bucket.is_sent:
-                self._send(bucket)
+            if not bucket.reduce_started:
+                self._start_reduce(bucket)
 
     def _finish(self) -> None:
         """Reduce remaining gradients at the end of a backward pass, also of a reentrant pass."""

@@ -1,6 +1,6 @@
 """Sharded blocks: parameters that are gathered for a computation and freed after it.
 
-              between steps       forward              backward
+              between steps       forward              backward         rank 0 of 2
     shard     a a|              ─ gather ─► a a a b    ─ gather ─► a a a b
     whole     freed               use, free              use, free
     gradient                                           a a a b ─ reduce-scatter ─► a a|
@@ -148,7 +148,7 @@ class FlatShard:
         if self._reducing is None:
             return
         self._reducing.wait()
-        received, arrived, self._reducing = self._reducing.mine, self._reducing.arrived, None
+        received, arrived, self._reducing = self._reducing.received, self._reducing.arrived, None
         means, used = self._gradients.means(received, arrived, self.transport.rank)
         for piece in used:
             mean = means[piece.offset : piece.offset + piece.stop - piece.start]
@@ -170,11 +170,11 @@ class FlatShard:
 
 @dataclass
 class _Reducing:
-    """A running reduce-scatter: it sends `rows`, and writes this rank's sum to `mine`."""
+    """A running reduce-scatter: it sends `rows`, and writes this rank's sum to `received`."""
 
     wait: Wait
     rows: Tensor
-    mine: Tensor
+    received: Tensor
     arrived: frozenset[int]
 
 
@@ -188,8 +188,8 @@ class ShardedBlock:
         module: the module whose call needs the parameters.
         shards: one `FlatShard` for each dtype and device, and separately for trained and frozen
             parameters.
-        index: the number of the block; the root has 0.
-        is_leaf: whether the block contains no other block; `ShardedModule` sets this.
+        index: 0 for the root, 1 for the block that the drawings call block 0, and so on.
+        is_leaf: False for the root and for blocks that contain blocks; `ShardedModule` sets it.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 # Gradients to be reduced to the ranks that own them: one flat row for each rank ------------------
 #
-#     to rank 0    a a a | 1 .      gradients of the pieces of the receiving rank, and a flag for
+#     to rank 0    a a a | 1 .      gradients of the pieces of the receiving rank, and a mark for
 #     to rank 1    a b b | 1 1      each of these pieces: whether the sending rank used it
 #
 # A reduce-scatter adds the rows of all ranks. So an owner receives the sums, and the number of
@@ -308,7 +308,7 @@ class ShardedGradients:
     """Gradients of the parameters of one layout, collected until they are reduced.
 
     Attributes:
-        rows: [world size, shard size + flags], or None before a gradient has arrived.
+        rows: [world size, shard size + marks], or None before a gradient has arrived.
     """
 
     def __init__(self, layout: FlatLayout, dtype: torch.dtype) -> None:

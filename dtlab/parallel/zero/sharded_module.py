@@ -1,4 +1,4 @@
-"""A module cut into sharded blocks: wrapping, clipping, saving and loading."""
+"""A module cut into sharded blocks (`ShardedModule.__init__`); also clipping, saving, loading."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ShardedModule(nn.Module):
     Attributes:
         module: the wrapped module. Outside its forward pass its parameters are this rank's pieces.
         blocks: the root first, then in the order of registration. Blocks without parameters are
-            omitted.
+            omitted, except the root.
         shapes: of the whole parameters, by their names in `module`.
     """
 

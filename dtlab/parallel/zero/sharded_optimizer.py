@@ -26,8 +26,8 @@ __all__ = ["ShardedOptimizer", "all_of", "defaults_of_elementwise"]
 
 MIB = 2**20
 SMALLEST, LARGEST = 1 * MIB, 25 * MIB  # bytes of a bucket, as in DataParallel
-TOGETHER = 4 * MIB  # bytes per gather: less needs more messages, more needs longer copies in gloo
-OF_A_GROUP = {"params", "param_names"}  # keys of a parameter group that are not options
+GATHER_BYTES = 4 * MIB  # less needs more messages, more needs longer copies in gloo
+NOT_OPTIONS = {"params", "param_names"}  # keys of a parameter group that are not options
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -60,18 +60,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         params = list(params)
         super().__init__(params, self._try_out(params))
         for param_group in self.param_groups:
-            self._divide(param_group)
+            self._make_buckets(param_group)
         if not self._buckets:
             raise ValueError("no parameter needs a gradient, so there is nothing to step.")
-        self._inner = self._over_segments(self.param_groups)
-        self._share_state()
+        self._inner = self._make_inner(self.param_groups)
+        self._set_state()
 
     # ------------------------------------------------------------------ parameters and groups
 
     def _try_out(self, params: Sequence[Any]) -> dict[str, Any]:
         """Return the optimizer's defaults; raise TypeError if it needs whole parameters."""
         groups = [each for each in params if isinstance(each, Mapping)]
-        options = [{k: v for k, v in each.items() if k not in OF_A_GROUP} for each in groups]
+        options = [{k: v for k, v in each.items() if k not in NOT_OPTIONS} for each in groups]
         device = device_of(self._transport.group)
         return defaults_of_elementwise(self._class, options or [{}], self._arguments, device)
 
@@ -82,15 +82,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return
         self._try_out([param_group])
         super().add_param_group(param_group)
-        self._divide(self.param_groups[-1])
-        self._inner.add_param_group(self._options(self.param_groups[-1]))
-        self._share_state()
+        self._make_buckets(self.param_groups[-1])
+        self._inner.add_param_group(self._segment_group(self.param_groups[-1]))
+        self._set_state()
 
-    def _divide(self, group: dict[str, Any]) -> list[ShardedBucket]:
+    def _make_buckets(self, param_group: dict[str, Any]) -> list[ShardedBucket]:
         """Make buckets of a group's parameters, roughly in the order of their gradients."""
         numbers = {parameter: n for n, parameter in enumerate(all_of(self.param_groups))}
         _refuse_shared_memory(list(numbers))
-        unique = dict.fromkeys(group["params"])
+        unique = dict.fromkeys(param_group["params"])
         trained = [parameter for parameter in unique if parameter.requires_grad]
         frozen = [parameter for parameter in unique if not parameter.requires_grad]
         self._frozen += frozen
@@ -117,22 +117,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _group(self) -> dist.ProcessGroup | None:
         return self._transport.group
 
-    def _options(self, group: dict[str, Any]) -> dict[str, Any]:
+    def _segment_group(self, param_group: dict[str, Any]) -> dict[str, Any]:
         """Return a parameter group for the inner optimizer, with this rank's segments."""
-        parameters = set(group["params"])
+        parameters = set(param_group["params"])
         buckets = [bucket for bucket in self._buckets if bucket.parameters[0] in parameters]
         segments = [segment for bucket in buckets for segment in bucket.segments]
-        options = {key: value for key, value in group.items() if key not in OF_A_GROUP}
+        options = {key: value for key, value in param_group.items() if key not in NOT_OPTIONS}
         return {**options, "params": segments}
 
-    def _over_segments(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return self._class([self._options(group) for group in groups], **self._arguments)
+    def _make_inner(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return self._class([self._segment_group(group) for group in groups], **self._arguments)
 
     # ------------------------------------------------------------------ the step
 
     def _check_parameters(self) -> None:
         for bucket in self._buckets:
-            bucket.check_place()
+            bucket.check_not_moved()
         for parameter in self._frozen:
             if parameter.grad is not None:
                 raise RuntimeError(
@@ -153,20 +153,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """All-gather the new shards, several small ones at a time."""
         pending: list[Tensor] = []
         for bucket in self._buckets:
-            bucket.take_stepped()
+            bucket.copy_segments_back()
             pending.append(bucket.flat)
-            if sum(flat.nbytes for flat in pending) >= TOGETHER or bucket is self._buckets[-1]:
+            if sum(flat.nbytes for flat in pending) >= GATHER_BYTES or bucket is self._buckets[-1]:
                 self._transport.gather_together(pending)()
                 pending = []
 
     @staticmethod
     def _copy_options(source: list[dict[str, Any]], target: list[dict[str, Any]]) -> None:
         for new, old in zip(source, target, strict=True):
-            old.update({k: v for k, v in new.items() if k not in OF_A_GROUP})
+            old.update({k: v for k, v in new.items() if k not in NOT_OPTIONS})
 
     # ------------------------------------------------------------------ saving and loading
 
-    def _share_state(self) -> None:
+    def _set_state(self) -> None:
         """Set `state` to what this rank keeps: the inner optimizer's state, and master weights."""
         assert self._inner is not None
         state: Any = {"optimizer": self._inner.state, "masters": self._masters()}
@@ -207,7 +207,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         assert self._inner is not None
         load_state(self._buckets, self._inner, self.param_groups, state_dict, is_whole=is_whole)
         self._copy_options(self._inner.param_groups, self.param_groups)
-        self._share_state()
+        self._set_state()
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the whole state on every rank, in the format of the optimizer in one process.

@@ -128,7 +128,7 @@ class FlatLayout:
             )
         self.dtype, self.device = kinds.pop()
         self.world_size = world_size
-        self._places = [torch.empty_like(parameter, device="meta") for parameter in parameters]
+        self._templates = [torch.empty_like(parameter, device="meta") for parameter in parameters]
         self.num_elements = sum(parameter.numel() for parameter in parameters)
         self.shard_size = max(1, -(-self.num_elements // world_size))
         self.padding = self.shard_size * world_size - self.num_elements
@@ -150,7 +150,7 @@ class FlatLayout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the view of each parameter in `flat`."""
-        return list(views(flat, self._places))
+        return list(views(flat, self._templates))
 
     def shard(self, flat: Tensor, rank: int) -> Tensor:
         """Return the view of `flat` that a rank owns."""
@@ -159,12 +159,12 @@ class FlatLayout:
     def pieces(self, rank: int) -> list[Piece]:
         """Return the pieces of parameters in a rank's shard; padding belongs to no piece."""
         begin, pieces, start = rank * self.shard_size, [], 0
-        for index, place in enumerate(self._places):
+        for index, tensor in enumerate(self._templates):
             first = max(begin - start, 0)
-            last = min(begin + self.shard_size - start, place.numel())
+            last = min(begin + self.shard_size - start, tensor.numel())
             if first < last:
                 pieces.append(Piece(index, first, last, start + first - begin))
-            start += place.numel()
+            start += tensor.numel()
         return pieces
 
 
@@ -176,9 +176,9 @@ def exchange_reduce_scatter(
 ) -> Any:
     """Reduce-scatter as one all-to-all: the owner of a chunk receives all copies and sums them.
 
-        rank 0    0 1 2 ── chunk 1 ──► rank 1: 1 + 1 + 1
-        rank 1    0 1 2
-        rank 2    0 1 2 ── chunk 1 ──►
+        rank 0    chunks 0 1 2 ── chunk 1 ──► rank 1
+        rank 1    chunks 0 1 2                adds its chunk 1 and the two that it receives
+        rank 2    chunks 0 1 2 ── chunk 1 ──► rank 1
 
     Equals `torch.distributed.reduce_scatter_single` for SUM and AVG. For S bytes in `input`, N
     ranks, latency a and bandwidth B it takes (N-1) a + (N-1)/N S/B, sends as many bytes as a ring,
@@ -198,8 +198,8 @@ def best_reduce_scatter(
     output: Tensor, input: Tensor, op: Op = SUM, group: Group = None, async_op: bool = False
 ) -> Any:
     """Reduce-scatter with NCCL's function on GPUs, and with the exchange above on gloo."""
-    moves = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
-    on_gloo = moves.get(input.device.type) == "gloo"
+    backends = dict(entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    on_gloo = backends.get(input.device.type) == "gloo"
     reduce_scatter = exchange_reduce_scatter if on_gloo else dist.reduce_scatter_single
     return reduce_scatter(output, input, op=op, group=group, async_op=async_op)
 
@@ -309,9 +309,9 @@ def clip_sharded_grad_norm_(
     """
     device = gradients[0].device if gradients else device_of(group)
     each = torch.zeros(len(gradients) + 1, dtype=torch.float64, device=device)
-    for place, gradient in enumerate(gradients):
+    for index, gradient in enumerate(gradients):
         wide = torch.promote_types(gradient.dtype, torch.float32)
-        each[place] = torch.linalg.vector_norm(gradient, norm_type, dtype=wide)
+        each[index] = torch.linalg.vector_norm(gradient, norm_type, dtype=wide)
     if norm_type == float("inf"):
         total = each.max()
         dist.all_reduce(total, dist.ReduceOp.MAX, group)

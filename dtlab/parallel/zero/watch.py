@@ -20,7 +20,7 @@ from dtlab.parallel.data import NaiveDataParallel
 from dtlab.parallel.zero.fully_sharded import Zero3
 from dtlab.parallel.zero.optimizers import Zero1, Zero2
 from dtlab.predict.communication import check_stage
-from dtlab.training.held import held_bytes
+from dtlab.training.live import held_bytes
 
 __all__ = ["MemoryWatch", "at_stage"]
 

@@ -23,6 +23,7 @@ from dtlab.ranks.launch.output import STREAMS, Output, Stream
 from dtlab.ranks.plain import decode
 from dtlab.ranks.protocol import Outcome, RemoteFailure, Spec, Touch
 from dtlab.ranks.transport import Closed, Packed, receive_frame, send_frame, send_request
+from dtlab.ranks.words import count_ranks
 from dtlab.trace import Records
 
 START = (
@@ -61,11 +62,6 @@ class Server:
         self._shared: set[str] = set()  # modules of dtlab that the server has imported
         self._wanted: set[str] = set()  # modules that it should import, from `share`
 
-    @property
-    def used(self) -> bool:
-        """Whether the server is ready, so that a launch does not wait for imports."""
-        return self._ready
-
     def start(self) -> None:
         """Start the server if it is not running, without waiting until it is ready."""
         with self._lock:
@@ -79,7 +75,7 @@ class Server:
                 self._forget()
 
     def share(self, *modules: str) -> None:
-        """Import modules of dtlab in the server, but not here, before the next launch."""
+        """Import modules of dtlab, or slow ones, in the server before the next launch."""
         with self._lock:
             self._wanted |= {*modules}
 
@@ -225,20 +221,16 @@ class Conversation:
 
     def run(self) -> Collected:
         """Run the launch; return when the ranks have ended or are about to exit."""
-        first = system.in_a_kernel() and isinstance(self.server, Server) and not self.server.used
-        with notices.notice(FIRST_LAUNCH) if first else contextlib.nullcontext():
-            return self._run()
-
-    def _run(self) -> Collected:
+        begun = time.monotonic()
         self.control, theirs = socket.socketpair()
         try:
             self._ask(theirs)
             self.call.send(self.control, protocol.CALL)
             self._send_inputs()
-            while self.collected.outcome is None:
-                self._read_some(notices.patience(self.output.patience()))
-                self.output.show_if_due()
-                notices.tick()
+            with self.running(begun):
+                while self.collected.outcome is None:
+                    self._read_some(notices.patience(self.output.patience()))
+                    self.show_progress()
             while self._read_some(0):
                 pass  # data that was still in the sockets when the ranks ended
         except (Closed, ConnectionError) as error:
@@ -249,6 +241,24 @@ class Conversation:
         finally:
             self._close()
         return self.collected
+
+    def running(self, begun: float) -> contextlib.AbstractContextManager[None]:
+        """In a notebook, a notice for ranks that show nothing for two seconds.
+
+        `begun` is the time at which the notebook began to wait for them.
+        """
+        if not system.in_a_kernel():
+            return contextlib.nullcontext()
+        now = time.monotonic()
+        since = begun if now - begun < notices.SILENCE else now  # else the server had a notice
+        words = f"{count_ranks(self.spec.world_size)} running"
+        return notices.notice(words, if_silent=True, since=since)
+
+    def show_progress(self) -> None:
+        """Show the output that is due, or the notice of a launch that shows nothing."""
+        if self.output.show_if_due():
+            notices.heard()
+        notices.tick()
 
     def _ask(self, theirs: socket.socket) -> None:
         """Request the ranks; `theirs` is the supervisor's end of the control socket."""

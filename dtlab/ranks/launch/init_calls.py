@@ -58,22 +58,29 @@ class InitCalls:
             )
 
     def _refuse_another(self, backend: str | None, world_size: int, rank: int) -> None:
-        wrong: list[tuple[str, object, object]] = []
-        if backend and not _backends(str(backend).lower()) <= _backends(self._spec.backend):
-            wrong.append(("backend", backend, self._spec.backend))
-        if world_size not in (-1, None, self._spec.world_size):
-            wrong.append(("world_size", world_size, self._spec.world_size))
-        if rank not in (-1, None, self._rank):
-            wrong.append(("rank", rank, self._rank))
-        if wrong:
-            given = ", ".join(f"{name}={value!r}" for name, value, _ in wrong)
-            actual = ", ".join(f"{name}={value!r}" for name, _, value in wrong)
-            raise ValueError(
-                f"init_process_group({given}): dtlab.launch has already initialised this rank's "
-                f"process group, with {actual}. Leave the call out, or write these values. To "
-                "change them, pass backend and world_size to dtlab.launch. nccl needs a GPU per "
-                "rank."
-            )
+        spec = self._spec
+        fits = (
+            (not backend or _backends(str(backend).lower()) <= _backends(spec.backend))
+            and world_size in (-1, None, spec.world_size)
+            and rank in (-1, None, self._rank)
+        )
+        if fits:
+            return
+        # The text names no rank's own number: if all ranks pass the same, it is the same on all.
+        passed = {"backend": backend or None, "world_size": world_size, "rank": rank}
+        passed = {name: value for name, value in passed.items() if value not in (-1, None)}
+        actual = {
+            "backend": repr(spec.backend),
+            "world_size": spec.world_size,
+            "rank": "dist.get_rank()",
+        }
+        raise ValueError(
+            f"init_process_group({', '.join(f'{name}={passed[name]!r}' for name in passed)}): "
+            "dtlab.launch has already initialised this rank's process group, with "
+            f"{', '.join(f'{name}={actual[name]}' for name in passed)}. Leave the call out, or "
+            "write these values. To change them, pass backend and world_size to dtlab.launch. "
+            "nccl needs a GPU per rank."
+        )
 
 
 def _backends(names: str) -> set[str]:

@@ -8,6 +8,8 @@ from traceback import walk_tb
 
 from torch.nn.parallel import DistributedDataParallel
 
+from dtlab.ranks.protocol import Frame
+
 _UNUSED = re.compile(
     r"Expected to have finished reduction in the prior iteration.*?for rank \d+: ([\d ]+)"
     r"(\s+In addition, .*?as part of this error)?",
@@ -55,6 +57,28 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         r"it has \2, and the output requires \1.",
     ),
 )  # fmt: skip
+
+
+# torch raises an exception of a DataLoader worker again, with the worker's traceback as text.
+_OF_A_WORKER = re.compile(
+    r"\w+: Caught \w+ (in [^\n]+)\.\nOriginal (Traceback .*\n  File [^\n]*(?:\n    [^\n]*)*)"
+    r"\n(\w+)(?:: )?(.*)",
+    re.DOTALL,
+)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
+
+
+def from_worker(text: str) -> tuple[list[Frame], str]:
+    """The frames of a DataLoader worker in the text of an exception, and a text without them.
+
+    Any other text is returned unchanged.
+    """
+    match = _OF_A_WORKER.fullmatch(text)
+    if match is None:
+        return [], text
+    where, trace, kind, reason = match.groups()
+    frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
+    return frames, f"{kind} {where}: {reason.strip()}".removesuffix(": ")
 
 
 def in_words(error: BaseException, text: str) -> str:

@@ -25,10 +25,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dtlab.errors import DtlabError, Interrupted, LaunchError
 from dtlab.predict import Cluster
+from dtlab.ranks import protocol
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch import client, inplace
 from dtlab.ranks.launch import gpus as reservations
@@ -136,14 +138,19 @@ def launch(
     asked.check(world_size, timeout, threads, memory_limit)
     if inplace.environment_is_set():
         return Run(**inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster))
+    conversation = None
     try:
         spec = asked.spec_for(
             world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
         )
         call, output = pack_call(fn, args), Output(spec.world_size)
+        _prepare_imports(call, args[0] if fn is _run_script else None)
         with reservations.reserved(spec) as spec:
-            run = _carry_out(client.Conversation(spec, call, output), begun)
+            conversation = client.Conversation(spec, call, output)
+            run = _carry_out(conversation, begun)
     except KeyboardInterrupt:
+        for warning in explain.thread_warnings(conversation.collected) if conversation else []:
+            print(warning)
         raise Interrupted("the launch was stopped; its ranks have ended.") from None
     for warning in run.warnings:
         print(warning)
@@ -260,6 +267,13 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
             "It uses an object that exists only in this process (a lock, an open file, a process "
             "group, ...). Create that object inside the function instead."
         ) from error
+
+
+def _prepare_imports(call: Packed, script: str | None) -> None:
+    """Have the server import slow modules that a call is likely to need, once for all ranks."""
+    code = call.pickled if script is None else Path(script).read_bytes()
+    if any(word in code for word in protocol.SLOW_WORDS):
+        client.SERVER.share(*protocol.SLOW_MODULES)
 
 
 def refuse_wrong_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -48,10 +48,15 @@ class Output:
         """Seconds until `show_if_due` must be called; None if there is nothing to show."""
         return None if self._due is None else max(0.0, self._due - time.monotonic())
 
-    def show_if_due(self) -> None:
-        """If it is time, show the collected lines rank by rank, and rank 0's unfinished line."""
-        if self.patience() == 0.0:
+    def show_if_due(self) -> bool:
+        """If it is time, show the collected lines rank by rank, and rank 0's unfinished line.
+
+        Returns whether it was time.
+        """
+        due = self.patience() == 0.0
+        if due:
             self.show_now()
+        return due
 
     def show_now(self) -> None:
         """Show the collected output at once, as `show_if_due` does when it is time."""

@@ -28,7 +28,7 @@ from dtlab.ranks import protocol, system
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.emulate.ports import Ports
 from dtlab.ranks.launch.init_calls import InitCalls
-from dtlab.ranks.launch.known_errors import in_words
+from dtlab.ranks.launch.known_errors import from_worker, in_words
 from dtlab.ranks.plain import encode
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
@@ -152,8 +152,10 @@ class RankResult:
             self.failure = describe(error)
 
     def thread_failed(self, args: threading.ExceptHookArgs) -> None:
-        """Report an exception that ended a thread: it may explain why other ranks wait."""
-        threading.__excepthook__(args)
+        """Report an exception that ended a thread: it may explain why other ranks wait.
+
+        It is not printed here, because it may be a consequence of what the launch's error reports.
+        """
         if args.exc_value is not None and args.exc_type is not SystemExit:
             with self.sending:
                 self._send(protocol.THREAD_FAILURE, describe(args.exc_value))
@@ -333,7 +335,8 @@ def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteF
             for f in traceback.extract_tb(cause.__traceback__)
         ]
         frames = [f for f in frames if f.file != __file__]
-        chain.append((frames, "".join(traceback.format_exception_only(cause)).strip()))
+        inner, text = from_worker("".join(traceback.format_exception_only(cause)).strip())
+        chain.append((frames + inner, text))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     message = in_words(error, chain[0][1])
     if kind == "result":

@@ -79,11 +79,18 @@ class Line(client.Conversation):
         return bool(pressed)
 
     def _read_all(self, pressed: list[float]) -> None:
+        with self.running(time.monotonic()):
+            self._read_until_the_end(pressed)
+        for _ in range(MOST_LOOKS):  # bounded, because a rank's thread may print without end
+            if not self._read_some(0):  # data that was in the sockets when the last rank ended
+                break
+
+    def _read_until_the_end(self, pressed: list[float]) -> None:
         stopping = False
         while self.collected.outcome is None:
             patience = self.output.patience()
             self._read_some(LOOK_EVERY if patience is None else min(patience, LOOK_EVERY))
-            self.output.show_if_due()
+            self.show_progress()
             if self._shown and time.monotonic() > self._show_at:
                 self._show_gathered()
             if pressed and not stopping:
@@ -91,9 +98,6 @@ class Line(client.Conversation):
                 send_frame(self.control, protocol.STOP)
             if pressed and (len(pressed) > 1 or time.monotonic() > pressed[0] + STOP_LIMIT):
                 raise KeyboardInterrupt
-        for _ in range(MOST_LOOKS):  # bounded, because a rank's thread may print without end
-            if not self._read_some(0):  # data that was in the sockets when the last rank ended
-                break
 
     def _take_control(self, tag: bytes, body: bytearray) -> None:
         if tag == protocol.OPENED:

@@ -222,7 +222,10 @@ class Session:
             spec = replace(self._spec, **asked.surroundings())
             line = Line(all_that_ends.enter_context(reservations.reserved(spec)))
             all_that_ends.callback(line.close)
-            error = line.open()
+            try:
+                error = line.open()
+            except KeyboardInterrupt:
+                raise Interrupted("no session was opened; its ranks have ended.") from None
             if error is not None:
                 raise error
             self._finalizer = weakref.finalize(self, all_that_ends.pop_all().close)
@@ -277,8 +280,10 @@ class Session:
             self.renewed = self.renewed or outcome.rejoined
         if is_in_order:
             self._is_in_order = not early.has_open_messages(line.collected.records)
-            for warning in self._last.warnings:
-                print(warning)
+        else:  # it is not known which tensors are still in use
+            self._last.warnings = explain.thread_warnings(line.collected)
+        for warning in self._last.warnings:
+            print(warning)
         return self._last
 
     def _chosen(self, ranks: Sequence[int] | int | None) -> tuple[int, ...]:

@@ -68,8 +68,15 @@ def error_of(
     if outcome is None:
         return None
     error = _error_of(collected, outcome, spec, stdout, stderr)
-    if error is not None and spec.stays:
-        error.args = ("\n".join(filter(None, [str(error), what_stays(outcome)])),)
+    if error is not None:
+        named = error.failures.values() if isinstance(error, RankError) else ()
+        notes = [
+            text
+            for failure, text in _failed_threads(collected)
+            if failure not in named and not _is_consequence(failure)
+        ]
+        stays = what_stays(outcome) if spec.stays else ""
+        error.args = ("\n".join(filter(None, [str(error), *notes, stays])),)
     return error
 
 
@@ -102,8 +109,8 @@ def _error_of(
         failures = {}
     if outcome.finding is not None:
         # A thread that failed is the likely reason why ranks wait.
-        for rank, remote in collected.thread_failures.items():
-            if not _is_consequence(cause := of_exception(remote)):
+        for rank, cause in _of_threads(collected):
+            if not _is_consequence(cause):
                 failures.setdefault(rank, cause)
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec)
@@ -291,14 +298,37 @@ def _what_happened(failure: Failure) -> str:
 
 
 def warnings_of(collected: Collected) -> list[str]:
-    """Texts of warnings: tensors that were touched too early, and sends never received."""
-    texts = touched_too_early(collected)
+    """Texts of warnings: failed threads, tensors touched too early, and sends never received."""
+    texts = thread_warnings(collected) + touched_too_early(collected)
     for op in collected.outcome.unreceived if collected.outcome else []:
         texts.append(
             f"warning: no rank received the message of rank {op.rank}: {call_of(op)}."
             f"\n  {waiting_of(op).place}"
         )
     return texts
+
+
+def thread_warnings(collected: Collected) -> list[str]:
+    """Texts of warnings about exceptions that ended threads of ranks."""
+    return [f"warning: {text}" for _, text in _failed_threads(collected)]
+
+
+def _failed_threads(collected: Collected) -> list[tuple[Failure, str]]:
+    """Each exception that ended threads of ranks, and a text about it."""
+    ranks_of: dict[Failure, list[int]] = {}
+    for rank, failure in _of_threads(collected):
+        ranks_of.setdefault(failure, []).append(rank)
+    texts = []
+    for failure, ranks in ranks_of.items():
+        text = f"a thread of {ranks_in_words(ranks)} {_what_happened(failure)}"
+        texts.append((failure, "\n".join([_wrapped_once(text), *_places(failure)])))
+    return texts
+
+
+def _of_threads(collected: Collected) -> list[tuple[int, Failure]]:
+    """The rank and the failure of each thread that an exception has ended."""
+    failed = collected.thread_failures.items()
+    return [(rank, of_exception(remote)) for rank, remote in failed]
 
 
 _Line = tuple[str, int]  # file and line

@@ -33,7 +33,8 @@ _COMPLAINT: Final = (
 )
 
 __all__ = [
-    "Dial", "Scale", "box", "bytes_scale", "choice", "count_scale", "rate_scale", "seconds_scale",
+    "Dial", "Scale", "box", "bytes_scale", "choice", "choose", "count_scale", "rate_scale",
+    "seconds_scale",
 ]  # fmt: skip
 
 Number = int | float
@@ -104,6 +105,15 @@ def choice(name: str, options: Sequence[str] | Mapping[str, Any]) -> Any:
         options=list(shown), description=name, style={"description_width": _NAME},
         layout=widgets.Layout(width=f"calc({_NAME} + 17em)"),
     )  # fmt: skip
+
+
+def choose(control: Any, value: str) -> None:
+    """Choose an option of a drop-down list. Raises: ValueError if it has no such option."""
+    values = [each if isinstance(each, str) else each[1] for each in control.options]
+    if value not in values:
+        words = f"{control.description} must be one of {', '.join(values)}, not {value!r}."
+        raise ValueError(words)
+    control.value = value
 
 
 class Dial:

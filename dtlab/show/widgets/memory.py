@@ -11,7 +11,7 @@ from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import POLICIES
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.memory import count_words, memory_bar, policy_words
-from dtlab.show.widgets.dials import Dial, Scale, bytes_scale, choice, count_scale
+from dtlab.show.widgets.dials import Dial, Scale, bytes_scale, choice, choose, count_scale
 from dtlab.show.widgets.explorer import Explorer
 from dtlab.show.words import number_from_words
 
@@ -46,7 +46,8 @@ def explore_memory(
         "card": choice("GPU", {"80 GB, as in the exercises": "80e9 bytes"} | {
             name: name for name in CARDS}),
     }  # fmt: skip
-    choices["stage"].value, choices["policy"].value = str(stage), policy
+    choose(choices["stage"], str(stage))
+    choose(choices["policy"], policy)
 
     def draw(
         num_params: float, world_size: int, activation_bytes: float, stage: str, policy: str,

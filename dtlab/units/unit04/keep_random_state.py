@@ -43,8 +43,8 @@ class Drawing(Faulty):
         return words.get(self.topic, "dropout")
 
     def advice(self, trouble: str) -> str:
-        about_calls = self.topic == "same" and ("again" in trouble or "call" in trouble)
-        return _A_FUNCTION if about_calls else _ADVICE.get(self.topic, "")
+        about_calls = any(word in trouble for word in ("again", "call", "context manager"))
+        return _A_FUNCTION if self.topic == "same" and about_calls else _ADVICE.get(self.topic, "")
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         return asdict(self) | {"seed": drawn_seed(self.seed)}

@@ -93,7 +93,7 @@ class ModuleCase(Layer):
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         from torch import Tensor
 
-        from dtlab.training.held import held_bytes
+        from dtlab.training.live import held_bytes
         from dtlab.units.unit06 import on_ranks
 
         group, x = on_ranks.process_group(given["groups"]), given["x"].requires_grad_()

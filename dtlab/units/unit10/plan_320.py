@@ -60,10 +60,7 @@ class Setting(Faulty):
 
     alone = True
     topic = "legal"
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.plan",)
-    allowed: ClassVar[tuple[str, ...]] = (
-        "Plan", "evaluate", "Estimate", "Problem", "Transformer",
-    )  # fmt: skip
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.predict.plan.all_plans",)
 
     story: str
     layers: int

@@ -306,7 +306,7 @@ RIGHT = [measured, norm_behind_the_gradient, spread_about_the_mean]
 
 WRONG = {
     variance_of_a_batch: {"scale": "of one sample"},
-    divided_by_n: {"scale": "not by"},
+    divided_by_n: {"scale": "divide by N - 1"},
     noise_left_in_the_signal: {"scale": "the mean gradient is noisy too"},
     norms_not_squared: {"scale": ", but "},
     square_of_the_mean_norm: {"scale": ", but "},
