@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import combinations
 from typing import Any
 
@@ -10,7 +11,7 @@ from matplotlib.text import Text
 
 from dtlab.show.drawing.style import Figure
 
-__all__ = ["boxes", "check_layout", "lines", "texts"]
+__all__ = ["boxes", "check_layout", "lines", "programs_words", "texts"]
 
 
 def lines(figure: Figure) -> dict[str, Any]:
@@ -28,11 +29,17 @@ def boxes(figure: Figure, name: str) -> list[Any]:
     return [patch for axes in figure.axes for patch in axes.patches if patch.get_gid() == name]
 
 
+def programs_words(text: str) -> list[str]:
+    """What only programs write: exponents such as 6.55e+04, and reprs such as Cluster(nodes=4)."""
+    return re.findall(r"\d+e[-+]\d+|\w+\(\w+=[^)]*\)|\w+\(\d+ [^)]*\)|<[\w.]+ object.*?>", text)
+
+
 def check_layout(figure: Figure) -> None:
     """It has a title, and words for who does not see it; none lie beyond it or on others."""
     (title,) = [text for text in figure.texts if text.get_gid() == "title"]
     assert figure.alt_text.startswith(title.get_text())
     assert len(figure.alt_text) > 60
+    assert not programs_words(figure.alt_text)
     FigureCanvasAgg(figure).draw()
     sheet = figure.bbox
     for text in _words(figure):

@@ -84,9 +84,10 @@ class StayingBench:
 
         The same function is observed once with the same inputs: answers that differ in their
         diagnosis only hand in the same program, and a check may compare every answer with the same
-        broken program. On an emulated cluster, where times count, it is observed each time.
+        broken program. On an emulated cluster, where times count, it is observed each time, and
+        under a limit of memory, which fresh ranks have, too.
         """
-        if trial.cluster is not None:
+        if trial.cluster is not None or trial.memory is not None:
             return observe(trial, fn)
         given = [trial.given(rank) for rank in range(trial.world_size)]
         inputs = _digest((trial.calls, trial.limit, given))

@@ -210,7 +210,7 @@ def test_an_answer_of_another_shape_is_told_how_to_write_it(
         (PAIR, [16, 8, 8, 16], "not a list of 4 numbers."),
         (PAIR, [8, 16, 16, 8], "[8, 16, 16, 8]: this puts them one after another."),
         (PAIR, torch.tensor([16, 8]), "[16, 8]: the other way round."),
-        (PAIR, [8, 8], "[8, 8] is not it. HINT"),
+        (PAIR, [8, 8], "[8, 8] is not it. HINT Look at the second entry."),
         (TABLE, [[5], 7, 9], "that is a reduce-scatter."),  # a number for a list of one
         (TABLE, [[1, 2, 3]] * 3, "KNOWN"),
         (TABLE, [[5, 7, 9], [], None], "[[5, 7, 9], [], []] is not it. HINT"),

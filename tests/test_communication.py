@@ -192,13 +192,15 @@ def test_ranks_fill_one_node_after_the_other() -> None:
 
 
 def test_they_read_well() -> None:
-    assert repr(Cluster()) == "Cluster(4 GPUs, 300 GB/s 2 us inside)"
-    assert repr(Cluster(2, 1, slowdown=1000)) == (
-        "Cluster(2 nodes of 1 GPU, 300 GB/s 2 us inside, 25 GB/s 5 us between, "
-        "slowed down 1000 times)"
+    assert repr(Cluster()) == "Cluster(4 GPUs, 300 GB/s and 2 µs between GPUs)"
+    assert str(Cluster(2, 4)) == (
+        "2 nodes of 4 GPUs, 300 GB/s and 2 µs inside a node, 25 GB/s and 5 µs between nodes"
     )
-    assert str(Link(0, 1.25e9)) == "1.25 GB/s 0 s"
-    assert str(Link(1e-3, 999)) == "999 B/s 1 ms"
+    assert str(Cluster(2, 1, slowdown=1000)) == (
+        "2 nodes of 1 GPU, 25 GB/s and 5 µs between nodes, slowed down 1000 times"
+    )
+    assert str(Link(0, 1.25e9)) == "1.25 GB/s and 0 s"
+    assert str(Link(1e-3, 999)) == "999 B/s and 1 ms"
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,24 @@ def test_a_criterion_on_a_topic_waits_for_other_trials_that_show_it() -> None:
     assert status_of(first, failed("third", hang)) == "blocked"  # the second was not run
 
 
+@dataclass(frozen=True)
+class Named(Staged):
+    """A case whose name has a comma."""
+
+    def __str__(self) -> str:
+        return f"7 elements, {self.topic}"
+
+
+def test_a_blocked_criterion_names_the_case_that_failed() -> None:
+    """With all of its name, also in a trial of several cases."""
+    crash = RankError(
+        "crash", failures={0: Failure("ValueError", "no", traceback="(in case 1 of this check)")}
+    )
+    one = Observation(Trial(4, [Named("first"), Named("second")]), error=crash)
+    message = rule("speed", 1, "right").settle([one]).message
+    assert message == "judged once nothing fails in 4 ranks, 7 elements, second"
+
+
 def test_a_criterion_waits_for_several_others() -> None:
     def objection(wrong: str) -> Callable[..., str]:
         return lambda case, results, one: wrong

@@ -387,11 +387,11 @@ def test_one_algorithm_for_all_sizes_misses_the_budget_that_a_choice_meets() -> 
     ("cluster", "asked", "run"),
     [
         (NETWORK, "on two nodes of four ranks", "16 kB on two nodes of four ranks "
-         "(300 GB/s 2 us inside, 25 GB/s 5 us between nodes)"),
+         "(300 GB/s and 2 µs inside a node, 25 GB/s and 5 µs between nodes)"),
         (Cluster(1, 8, Link(2e-6, 450e9)), "on one node of eight ranks",
-         "16 kB on one node of eight ranks (450 GB/s 2 us inside)"),
+         "16 kB on one node of eight ranks (450 GB/s and 2 µs between GPUs)"),
         (Cluster(16, 1, inter=Link(5e-6, 50e9), slowdown=30), "on 16 nodes of one rank",
-         "16 kB on 16 nodes of one rank (50 GB/s 5 us between nodes, slowed down 30 times)"),
+         "16 kB on 16 nodes of one rank (50 GB/s and 5 µs between nodes, slowed down 30 times)"),
     ],
 )  # fmt: skip
 def test_a_network_is_named_as_the_text_names_it(cluster: Cluster, asked: str, run: str) -> None:

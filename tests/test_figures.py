@@ -249,6 +249,18 @@ def test_title_and_units_are_on_the_figure() -> None:
     assert "forward 2" in texts(figure)
 
 
+def test_compute_inside_a_span_has_no_bar_and_no_name_of_its_own() -> None:
+    events = [Event(0, "compute", name, (), 0, start, end, {})
+              for name, start, end in (("backward", 0.0, 0.02), ("compute", 0.0, 0.019),
+                                       ("compute", 0.02, 0.04))]  # fmt: skip
+    figure = timeline(Trace(events))
+    assert {name: len(boxes) for name, boxes in bars(figure).items()} == {
+        "rank 0 backward span": 1,
+        "rank 0 compute span": 1,  # the one outside
+    }
+    assert "40.0 ms compute" in texts(figure)
+
+
 def test_a_timeline_says_on_itself_that_links_were_emulated() -> None:
     trace = training_step()
     assert "emulated" not in timeline(trace).alt_text

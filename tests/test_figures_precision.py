@@ -51,7 +51,7 @@ def test_ticks_are_numbers_of_their_format_and_the_dot_is_the_nearest(value: flo
 
 def test_what_is_out_of_range_is_said() -> None:
     above, below = number_line(70_000.0), number_line(1e-9)
-    assert "fp16: becomes inf above the largest, 65504" in above.alt_text
+    assert "fp16: becomes inf above the largest, 65,504" in above.alt_text
     assert "fp16: becomes 0 smallest is 2^-24" in below.alt_text
     for figure in (above, below):
         assert drawn_numbers(figure, "fp16") == []
@@ -241,6 +241,7 @@ def test_explorers_draw_what_their_controls_say() -> None:
 def test_bits_add_up_and_the_reach_is_told() -> None:
     figure = bit_layouts()
     assert len(figure.axes[0].patches) == 32 + 19 + 16 + 16 + 8 + 8
-    assert "fp8 e4m3: exponent 4, mantissa 3 bits, from 2.0e-03 to 448" in figure.alt_text
+    assert "fp8 e4m3: exponent 4, mantissa 3 bits, from 0.00195 to 448" in figure.alt_text
+    assert "fp16: exponent 5, mantissa 10 bits, from 5.96 × 10^-8 to 65,504;" in figure.alt_text
     with pytest.raises(KeyError):
         bit_layouts(["fp12"])

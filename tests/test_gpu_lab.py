@@ -217,7 +217,7 @@ def test_it_runs_without_gpus_and_fills_in_every_row(tmp_path: Path) -> None:
     figures = figures_of(notebook)
     assert not [name for name, output in figures.items() if not says_what_it_shows(output)]
     for name in ("bus-figure", "ddp-figure", "tensor-figure", "pipe-figure"):
-        assert "emulated: Cluster(" in str(figures[name].data)
+        assert "emulated: " in str(figures[name].data)
     for name in ("zero-figure", "ddp-cores", "pipe-cores"):
         assert "emulated: " not in str(figures[name].data)
     ratios = {row: one["measured"] / one["predicted"] for row, one in sheet.items()}

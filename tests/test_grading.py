@@ -222,7 +222,7 @@ def test_before_anything_is_written_each_criterion_is_open_and_says_what_it_dema
     assert str(check("01/tree_broadcast", not_written)) == (
         "tree_broadcast   0 of 6 points\n"
         "  open       tree_broadcast is not written yet: it still raises NotImplementedError.\n"
-        "  open  0/2  all ranks have the source's tensor, on 1 to 9 ranks\n"
+        "  open  0/2  all ranks have the source's tensor, on up to 9 ranks\n"
         "  open  0/1  right on groups of some of the ranks too\n"
         "  open  0/1  each rank receives the tensor once\n"
         "  open  0/2  log2 N rounds, rounded up"
@@ -391,7 +391,7 @@ def test_small_messages_may_have_headers_as_large_as_themselves() -> None:
 
 def test_a_right_sum_for_which_too_little_came_is_the_failure() -> None:
     criteria = judged([event for event in ring_events() if event.peers != (2,)])
-    assert "of the 32 bytes that it needs, only 0 bytes came" in criteria["result"].message
+    assert "of the 32 bytes that it needs, only 0 bytes arrived" in criteria["result"].message
     assert [one.status for one in criteria.values()] == ["lost"] + ["blocked"] * 4
 
 
@@ -524,8 +524,8 @@ def test_a_broadcast_wants_the_sources_values() -> None:
     source, other = call.inputs(3)[2], call.inputs(3)[1]
     assert not call.mistake([Answer(source)] * 3)
     assert call.mistake([Answer(source), Answer(other), Answer(source)]) == (
-        "rank 1: elements 0 to 4 hold the values of rank 1, not those of rank 2. `tensor` is as "
-        "it was: receive into it, or copy what you receive into it."
+        "rank 1: elements 0 to 4 hold the values of rank 1, not those of rank 2. `tensor` is "
+        "unchanged: receive into it, or copy the received values into it."
     )
     assert [call.needs(rank, 3) for rank in range(3)] == [20, 20, 0]
     assert str(Broadcast(0, 5, ((1, 3, 4), (0, 2)), seat=-1)).endswith("src=4 and 2")
@@ -540,7 +540,7 @@ def test_a_reduce_scatter_wants_the_own_chunk() -> None:
     assert call.rank_of_changed_input([*right[:2], Answer(chunks[2], input=chunks[0])]) == 2
     for wrong, words in (
         (chunks[1], "chunk 1 of the sum, and rank 0 must have chunk 0. A chunk makes N-1"),
-        (torch.full((2,), call.before), "`output` is as it was"),
+        (torch.full((2,), call.before), "`output` is unchanged"),
         (chunks[0] + call.before, "this is the sum plus the old content of `output`"),
         (chunks[0] / 3, "this is the average"),
         (torch.zeros(5), "the tensor is (5,) of torch.float32 now"),

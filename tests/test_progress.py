@@ -167,11 +167,15 @@ def test_practice_tasks_have_different_names() -> None:
     assert len(tasks) == len(set(tasks)) > 20
 
 
-def state_of(passed: Sequence[Part], latest: str = "", parts: Sequence[Part] = ()) -> Progress:
-    """The state in which some parts are passed, without lessons."""
+def state_of(
+    passed: Sequence[Part], latest: str = "", parts: Sequence[Part] = (), saved: Sequence[str] = ()
+) -> Progress:
+    """The state in which some parts are passed and some units have copies, without lessons."""
     rows = [Row(part, 1.0 if part in passed else None) for part in parts or known_parts()]
     units = groupby(rows, key=lambda row: row.part.unit)
-    return Progress([Unit(Lesson(number, number), list(of)) for number, of in units], latest)
+    return Progress(
+        [Unit(Lesson(number, number), list(of), number in saved) for number, of in units], latest
+    )
 
 
 def test_what_is_extra_comes_last() -> None:
@@ -180,9 +184,44 @@ def test_what_is_extra_comes_last() -> None:
     required = [part for part in parts if not part.stretch]
     assert state_of(required).next == extra[0]
     assert state_of(parts).next is None
-    assert state_of([], extra[0].name).next == extra[0]  # begun
+    assert state_of([], extra[0].name).next == extra[0]  # in which the learner is
+    following = state_of(extra[:1], extra[0].name).next
+    assert following in required
+    assert following.unit == extra[0].unit
     unit = [part for part in parts if part.unit == "01"]
     assert state_of([], parts=sorted(unit, key=lambda part: not part.stretch)).next == unit[0]
+
+
+def test_either_half_of_a_level_gives_full_points() -> None:
+    """Unit 08, Level II: the second half is extra, and has as many points as the first one."""
+    level = [part for part in known_parts() if part.unit == "08" and part.level == 2]
+    extra = [part for part in level if part.stretch]
+    required = [part for part in level if not part.stretch]
+    full = sum(part.points for part in required)
+    assert sum(part.points for part in extra) == full == 28
+    assert sum(part.minutes for part in extra) == sum(part.minutes for part in required)
+    for part in extra:
+        record(part.name, part.points, part.points)
+    shown = repr(progress("08"))
+    assert "Level II, build: 28 of 28 points (28 from extra parts), 28 of 28 extra" in shown
+    of_unit = sum(p.points for p in known_parts() if p.unit == "08" and not p.stretch)
+    assert f"  28 of {of_unit:>3g} points" in shown.splitlines()[0]
+    assert f"28 of {of_unit:g} points (28 from extra parts)" in progress("08")._repr_html_()
+    assert progress("08").next not in level  # the other half is not next
+    record(required[0].name, 1, 1)
+    assert "28 of 28 points (20 from extra parts), 28 of 28 extra" in repr(progress("08"))
+
+
+def test_points_of_extra_parts_stay_in_their_level_and_add_no_more_than_is_missing() -> None:
+    level = [part for part in known_parts() if part.unit == "01" and part.level == 2]
+    extra = next(part for part in level if part.stretch)
+    record(extra.name, 1, 1)
+    text = repr(progress("01"))
+    assert f"Level II, build: {extra.points:g} of 18 points ({extra.points:g} from extra" in text
+    assert "Level I, reason: 0 of 26 points" in text
+    for part in level:
+        record(part.name, 1, 1)
+    assert "Level II, build: 18 of 18 points, 14 of 14 extra" in repr(progress("01"))
 
 
 def test_what_is_next_follows_what_the_learner_works_on() -> None:
@@ -195,22 +234,13 @@ def test_what_is_next_follows_what_the_learner_works_on() -> None:
     assert state_of([*later, *unit[2:]], unit[-1].name).next == unit[0]
     assert state_of(unit, unit[1].name).next == parts[parts.index(unit[-1]) + 1]
     assert state_of(parts[1:], parts[-1].name).next == parts[0]  # round the end
-
-
-def test_the_lesson_comes_before_the_exercises() -> None:
-    def following() -> str:
-        return repr(progress()).splitlines()[-2]
-
-    assert following() == (
-        "Next: lesson 00 One GPU is not enough, 55 minutes   "
-        "notebooks/00_one_gpu_is_not_enough.ipynb"
-    )
-    record("practice/swap_numbers", 1, 1)
-    assert following().startswith("Next: lesson 01 Ranks and collectives, 45 minutes")
-    record("01/results", 1, 8)  # the exercises are begun
-    assert following().startswith("Next: 01/results, ")
-    record("practice/train_step", 1, 1)  # the learner has returned to the lesson
-    assert following().startswith("Next: lesson 01 Ranks and collectives")
+    # A required part that is left in a unit that was begun, or a started unit, before a new unit.
+    left = [part for part in parts if part.unit == "02"][2]
+    done = [part for part in parts if part.unit in ("02", "03") and part != left]
+    assert state_of(done, done[-1].name).next == left
+    started = next(part for part in parts if part.unit == "06")
+    assert state_of(unit, unit[-1].name, saved=["06"]).next == started
+    assert state_of([], saved=["06"]).next == started
 
 
 # The learner's own copies ----------------------------------------------------------------------
@@ -225,6 +255,26 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Course:
     shutil.copy(ROOT / "nbgrader_config.py", root)
     monkeypatch.chdir(root)
     return Course.find()
+
+
+def test_the_lesson_comes_before_the_exercises(course: Course) -> None:
+    def following() -> str:
+        return repr(progress()).splitlines()[-2]
+
+    assert following() == (
+        "Next: lesson 00 One GPU is not enough, 55 minutes   dtlab start 00"
+    )
+    assert "dtlab start 00</p>" in progress()._repr_html_()
+    list(start(course, UNIT))
+    assert following() == (
+        f"Next: lesson 01 Ranks and collectives, 45 minutes   my/notebooks/{UNIT}.ipynb"
+    )
+    record("practice/swap_numbers", 1, 1)
+    assert following().startswith("Next: lesson 01 Ranks and collectives, 45 minutes")
+    record("01/results", 1, 8)  # the exercises are begun
+    assert following().startswith("Next: 01/results, ")
+    record("practice/train_step", 1, 1)  # the learner has returned to the lesson
+    assert following().startswith("Next: lesson 01 Ranks and collectives")
 
 
 def cell(notebook: Path, name: str) -> NotebookNode:

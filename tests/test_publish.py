@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -105,6 +106,23 @@ def test_a_course_is_made_with_one_assignment(new: Path) -> None:
     assert said[-1] == (
         f"week-3: {20 + step:g} points, due 2026-12-01 18:00 UTC+01:00 (2026-12-01 17:00 UTC)"
     )
+
+
+def test_points_of_extra_parts_are_counted_where_other_parts_are_there(new: Path) -> None:
+    half = "08/halo_rows,08/halo_corners,08/tile_conv"
+    release_08 = partial(release_assignment, "08", course=new)
+    assert list(release_08(name="both", levels="2"))[-1] == (
+        "both: 56 points, 28 of them for extra parts"
+    )
+    assert list(release_08(name="half", parts=half))[-1] == "half: 28 points"
+    both = cells(new / "release/both/08_level_2.ipynb")["title"].source
+    assert "**Either half alone gives full points for this level.**" in both
+    title = cells(new / "release/half/08_level_2.ipynb")["title"].source
+    assert "28 points, about 60 minutes." in title
+    more = list(release_08(name="more", parts=f"{half},08/merge_blocks"))
+    assert more[-1] == "more: 36 points, 28 of them for extra parts"
+    title = cells(new / "release/more/08_level_2.ipynb")["title"].source
+    assert "36 points, 28 of them for extra parts, about 15 minutes without these." in title
 
 
 @pytest.mark.proof

@@ -162,7 +162,8 @@ def test_a_line_may_be_named_in_many_ways(said: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "piece"),
     [
-        (4, "line 4, `dist.broadcast(parameter.data, src=0)`, does what it should here. Look."),
+        (4, "`dist.broadcast(parameter.data, src=0)` (line 4, counted from def) does"),
+        (4, "should here. Look."),
         (0, "train_5 has no line 0"),
         (99, "train_5 has no line 99"),
         (-1, "train_5 has no line -1"),
@@ -297,9 +298,9 @@ def test_a_step_that_only_one_rank_leaves_out_is_named() -> None:
     ("cards", "piece"),
     [
         ([[0], [0], [1], [1]], ""),
-        ([[0], [1], [0], [1]], "rank 1 asks for card 1, which rank 3 on its node has too"),
-        ([[0], [0], [1], []], "rank 3 asks for no card"),
-        ([[0], [0], [2, 1], [1]], "rank 2 asks for card 2."),
+        ([[0], [1], [0], [1]], "rank 1 requests card 1, which rank 3 on its node has too"),
+        ([[0], [0], [1], []], "rank 3 requests no card"),
+        ([[0], [0], [2, 1], [1]], "rank 2 requests card 2."),
     ],
 )
 def test_ranks_dealt_round_the_nodes_have_their_cards(cards: list[list[int]], piece: str) -> None:

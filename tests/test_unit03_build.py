@@ -167,7 +167,7 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
         (ALONE, math.nan, "not all numbers are finite"),
         (TWO, 3.0, ""),
         (TWO, 1.5, "divided by the number of ranks once too often"),
-        (TWO, 6.0, "the number of ranks times what it should be"),
+        (TWO, 6.0, "too large by the number of ranks"),
         (TWO, 9.0, "the mean of the ranks' means"),
         (TWO, 21.0, "divided by the number of ranks, not by the number of samples"),
         (TWO, 52 / 14, "the rank's own samples alone"),
@@ -334,7 +334,7 @@ def test_gradients_and_a_few_numbers_travel() -> None:
         *[("all_reduce", 20_000)] * 2
     )
     assert "you send the gradients three times" in sent(*[("all_reduce", 20_000)] * 3)
-    assert "dist.all_gather took part, with 20 kB" in sent(
+    assert "dist.all_gather sends 20 kB" in sent(
         ("all_reduce", 20_000), ("all_gather", 20_000)
     )
     assert sent(("all_reduce", 24_000)).startswith("the all-reduces have 24 kB")

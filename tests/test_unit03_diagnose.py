@@ -264,8 +264,8 @@ def test_one_process_takes_a_rate_for_each_step() -> None:
     [
         (1, ""),
         (2, "Each loss is divided by their number, and the rate grows with samples"),
-        (0.5, "you divide by their number twice"),
-        (4, "As many as there are forward passes in an update"),
+        (0.5, "you divide by it twice"),
+        (4, "An update has that many forward passes"),
         (32 / 12, "That is the rate of batch 32; an update takes 12 samples"),
         (math.sqrt(32 / 12), "That is the square-root rule"),
         (1.3, "All of them go 1.3 times as far as they should."),

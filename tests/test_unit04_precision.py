@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
+from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 import torch
 
+import dtlab
 from dtlab.grading.checking.trials import Trial
 from dtlab.units.unit04.loss_scaler import PART as LOSS_SCALER
 from dtlab.units.unit04.loss_scaler import Scaling
@@ -119,3 +123,37 @@ def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> No
     measured = mend.proof.measure(seen)
     assert measured["limit"] == 2.0 ** measured["skipped"] == 2048
     assert measured["limit"] > measured["times"] > 10  # not clipped at all
+
+
+# The lesson's blank on lost steps ----------------------------------------------------------------
+
+
+def half_the_spacing(weight: float, rate: float, bits: int = 7) -> bool:
+    return rate < 2.0 ** (math.frexp(weight)[1] - 1 - bits) / 2
+
+
+def casts(weight: float, rate: float, bits: int = 7) -> bool:
+    before = torch.tensor(weight).to({7: torch.bfloat16, 10: torch.float16}[bits])
+    return bool((before.float() + rate).to(before.dtype) == before)
+
+
+LESSON = Path(__file__).parent.parent / "notebooks" / "04_precision_and_activation_memory.ipynb"
+WRONG_RULES = {
+    "0.2 % of any weight": lambda weight, rate, bits=7: rate < weight * 2.0 ** -(bits + 2),
+    "0.4 % of any weight": lambda weight, rate, bits=7: rate < weight * 2.0 ** -(bits + 1),
+    "a whole spacing": lambda weight, rate, bits=7: half_the_spacing(weight, rate / 2, bits),
+    "the weights alone": lambda weight, rate, bits=7: half_the_spacing(weight, 1e-4, bits),
+    "always bf16": lambda weight, rate, bits=7: half_the_spacing(weight, rate),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [half_the_spacing, casts, *WRONG_RULES])
+def test_the_lesson_tells_wrong_rules_for_lost_steps_apart(rule: Any) -> None:
+    lesson = nbformat.read(LESSON, 4)
+    source = {cell.id: cell.source for cell in lesson.cells}
+    names = {"dtlab": dtlab}
+    exec(source["master-blank"], names)
+    names["is_lost"] = WRONG_RULES.get(rule, rule)
+    report = eval(source["master-check"], names)
+    assert (report.score == report.max_score) == callable(rule)

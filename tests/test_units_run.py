@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from dtlab.grading.course import SEQUEL
+from tests.drawn import programs_words
 from tests.leftovers import STAYING
 from tests.marks import proof
 from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solution_of
@@ -131,6 +132,8 @@ def test_a_lesson_runs_in_time_and_its_figures_say_what_they_show(unit: str, run
     figures = [(name, output) for name, output in outputs if has_figure(output)]
     assert figures, "a lesson without a figure"
     assert not [name for name, output in figures if not says_what_it_shows(output)]
+    assert not [words for _, output in figures
+                for words in programs_words(output["data"].get("text/plain", ""))]  # fmt: skip
 
 
 # Levels ----------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
+from dtlab.ranks.protocol import OpInfo
+from dtlab.ranks.watch.deadlocks import waiting_of
 from tests.marks import proof, retried
 
 pytestmark = [
@@ -948,6 +950,22 @@ def test_a_rank_that_ends_while_others_wait(
     assert str(error).startswith(f"rank 0 {headline}")
 
 
+@pytest.mark.slow
+def test_the_wait_of_a_rank_that_is_killed_is_named() -> None:
+    def killed() -> None:
+        pid = torch.tensor([os.getpid()])
+        dist.broadcast(pid, src=1)
+        if me() == 0:
+            time.sleep(0.5)
+            os.kill(int(pid), signal.SIGKILL)
+            time.sleep(30)
+        dist.recv(torch.ones(2), src=0)
+
+    error = failure(killed, 1, guard=3.0)
+    assert str(error).startswith("rank 1 was ended by SIGKILL while it waited in recv(src=0) (")
+    assert error.failures[1].code == "dist.recv(torch.ones(2), src=0)"
+
+
 # ---------------------------------------------------------------------------- the time limit
 
 
@@ -1145,3 +1163,9 @@ def test_what_nobody_waits_for_in_python_is_let_go_of() -> None:
     gradients = 4 * (500 * 500 + 500)
     for sizes in dtlab.launch(train, world_size=2, trace=False).values:
         assert max(sizes) < 2.1 * gradients, sizes  # `.grad`, and the last pass's buckets
+
+
+def test_a_wait_whose_file_is_not_known_has_no_place() -> None:
+    """The ranks' board may be read before the name of a file is on it."""
+    recv = OpInfo(0, "recv", "recv()", (1,), 0, 0, (0, 1), __file__, 1, "", 7)
+    assert waiting_of(recv).waits_in == ""

@@ -352,7 +352,7 @@ def test_slowdown_stretches_everything() -> None:
     expected = {"all_reduce": ring, "ring": ring, "compute": 0.1}
     run = compare(expected, _slow, cluster=Cluster(1, 2, LINK, slowdown=10))
     assert run.cluster == Cluster(1, 2, LINK, slowdown=10)
-    assert "emulated Cluster(2 GPUs, 1 MB/s 2 ms inside, slowed down 10 times)" in repr(run)
+    assert "emulated 2 GPUs, 1 MB/s and 2 ms between GPUs, slowed down 10 times" in repr(run)
 
 
 def _results() -> list[torch.Tensor]:
@@ -616,7 +616,7 @@ def test_a_trace_says_that_its_links_were_emulated() -> None:
     cluster = dtlab.Cluster(gpus_per_node=2)
     trace = dtlab.launch(dist.barrier, cluster=cluster).trace
     assert trace is not None
-    assert trace.emulated == repr(cluster)
+    assert trace.emulated == str(cluster)
     plain = dtlab.launch(dist.barrier).trace
     assert plain is not None
     assert plain.emulated == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtlab.show.words import BYTES, SECONDS, number_from_words
+from dtlab.show.words import BYTES, SECONDS, number_from_words, number_words
 
 RATES = {f"{unit}/s": factor for unit, factor in BYTES.items()}
 
@@ -45,3 +45,15 @@ def test_sizes_are_bytes() -> None:
 @pytest.mark.parametrize("typed", ["5 us", "5 µs", "5 μs", "5 US"])
 def test_microseconds_may_be_typed_with_u(typed: str) -> None:
     assert number_from_words(typed, SECONDS) == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "0"), (1.0, "1"), (0.00123456, "0.00123"), (-12.345, "-12.3"), (1024, "1,024"),
+        (65504.0, "65,504"), (54321.9, "54,322"), (2.81e-5, "2.81 × 10^-5"),
+        (5.5e11, "5.5 × 10^11"), (float("inf"), "inf"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_without_a_programs_exponent(value: float, words: str) -> None:
+    assert number_words(value) == words

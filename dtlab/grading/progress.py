@@ -6,10 +6,11 @@ import html
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
+from math import isclose
 from pathlib import Path
 from urllib.parse import quote
 
@@ -99,15 +100,14 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Unit:
-    """The lesson and the parts of one unit."""
+    """The lesson and the parts of one unit.
+
+    `saved` is the time at which the learner last saved a copy of its notebooks; 0 without copies.
+    """
 
     lesson: Lesson
     rows: Sequence[Row]
-
-    @property
-    def required(self) -> list[Row]:
-        """The parts whose points count here: extra parts and those graded by hand do not."""
-        return [row for row in self.rows if not row.part.stretch and not row.part.by_hand]
+    saved: float = 0.0
 
     @property
     def begun(self) -> bool:
@@ -136,14 +136,17 @@ class Progress:
         """The next open part or lesson; None if all parts are passed.
 
         The search begins at the part that was improved last, and first covers the rest of its
-        unit. Required parts come before extra parts, except the part that was improved last. The
-        search skips parts that are graded by hand, whose result is not known on this machine, and
-        a lesson if the learner has already begun its exercises.
+        unit, then the units that the learner has started, then the units that follow. Required
+        parts of levels without full points come before all other parts, except the part that was
+        improved last. The search skips parts that are graded by hand, whose result
+        is not known on this machine, and a lesson if the learner has already begun its exercises.
         """
         shown = self._shown()
         numbers = [unit.lesson.unit for unit in shown]
         here = numbers.index(self._here) if self._here in numbers else 0
-        steps = [self._steps(unit) for unit in [*shown[here:], *shown[:here]]]
+        units = [*shown[here:], *shown[:here]]
+        units[1:] = sorted(units[1:], key=lambda unit: not (unit.begun or unit.saved))
+        steps = [self._steps(unit) for unit in units]
         if steps:  # in the unit itself, continue after the latest part
             names = [step.name if isinstance(step, Part) else "" for step in steps[0]]
             at = names.index(self.latest) if self.latest in names else 0
@@ -155,14 +158,21 @@ class Progress:
             for step in unit
             if isinstance(step, Lesson) or step.name not in done
         ]
-        return min(left, key=self._comes_late, default=None)
+        full = {
+            row.part.name
+            for unit in shown
+            for _, rows in unit.levels()
+            if isclose(*_sum(rows))
+            for row in rows
+        }
+        return min(left, key=lambda step: self._comes_late(step, full), default=None)
 
     def __repr__(self) -> str:
         shown = self._shown()
         width = max((len(unit.lesson.title) for unit in shown), default=0)
         lines = []
         for unit in shown:
-            lines.append(f"{unit.lesson.title:{width}}  {_text_bar(unit.required)}")
+            lines.append(f"{unit.lesson.title:{width}}  {_text_bar(unit.rows)}")
             if self.only:
                 lines += _details(unit)
             elif unit.lesson.tasks:
@@ -179,7 +189,7 @@ class Progress:
             for unit in self._shown()
         )
         text = html.escape(self._outlook()[0])
-        if following:
+        if following and not self._command(following):
             name = html.escape(_name(following))
             cell = following.answer_id if isinstance(following, Part) else ""
             text = text.replace(name, _link(following, name, cell), 1)
@@ -191,19 +201,31 @@ class Progress:
         for unit in self.units:
             if unit.lesson.has(self.latest):
                 return unit.lesson.unit
+        newest = max(self.units, key=lambda unit: unit.saved, default=None)
+        if not self.latest and newest and newest.saved:
+            return newest.lesson.unit
         return self.latest.partition("/")[0]
 
     def _shown(self) -> list[Unit]:
         return [unit for unit in self.units if self.only in ("", unit.lesson.unit)]
 
-    def _comes_late(self, step: Part | Lesson) -> bool:
-        return isinstance(step, Part) and step.stretch and step.name != self.latest
+    def _comes_late(self, step: Part | Lesson, full: Collection[str]) -> bool:
+        """Whether a step is an extra part, or a part of a level that has all of its points."""
+        if not isinstance(step, Part) or step.name == self.latest:
+            return False
+        return step.stretch or step.name in full
 
     def _steps(self, unit: Unit) -> list[Part | Lesson]:
         """Returns the lesson of a unit, unless it is skipped, and its parts."""
         lesson, parts = unit.lesson, [row.part for row in unit.rows if not row.part.by_hand]
         offered = lesson.passed < len(lesson.tasks) and (lesson.has(self.latest) or not unit.begun)
         return [lesson, *parts] if offered else [*parts]
+
+    def _command(self, step: Part | Lesson) -> str:
+        """Returns the command that creates the learner's copies, before the unit is begun."""
+        unit = next(unit for unit in self.units if unit.lesson.unit == step.unit)
+        is_new = not unit.begun and not unit.saved and _notebook(step)
+        return f"dtlab start {step.unit}" if is_new else ""
 
     def _outlook(self) -> list[str]:
         following = self.next
@@ -213,8 +235,8 @@ class Progress:
         minutes = following.minutes
         time = f", {minutes} minutes" if minutes else ""
         title = f", {following.title}" if isinstance(following, Part) else ""
-        path = _shown_path(following)
-        lines = [f"Next: {_name(following)}{title}{time}" + f"   {path}" * bool(path)]
+        where = self._command(following) or _shown_path(following)
+        lines = [f"Next: {_name(following)}{title}{time}" + f"   {where}" * bool(where)]
         if not self.only:
             lines.append(f"All parts of a unit: dtlab progress {following.unit}")
         return lines
@@ -228,7 +250,11 @@ def progress(unit: str | None = None) -> Progress:
     """
     best, results = best_shares(), stored_results()
     units = [
-        Unit(_lesson(number, best), [Row(part, best.get(part.name)) for part in parts])
+        Unit(
+            _lesson(number, best),
+            [Row(part, best.get(part.name)) for part in parts],
+            _saved(number),
+        )
         for number, parts in groupby(known_parts(), key=lambda part: part.unit)
     ]
     only = str(unit).zfill(2) if unit else ""
@@ -256,6 +282,16 @@ def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
     return Lesson(number, number)
 
 
+def _saved(number: str) -> float:
+    """Returns when a copy of the unit's notebooks was last saved; 0 without copies."""
+    with suppress(DtlabError, OSError):
+        course = Course.find()
+        used = {each: course.in_use(each) for each in course.handed_out(course.unit(number))}
+        copies = [course.root / copy for notebook, copy in used.items() if copy != notebook]
+        return max((copy.stat().st_mtime for copy in copies), default=0.0)
+    return 0.0
+
+
 def _name(step: Part | Lesson) -> str:
     return step.name if isinstance(step, Part) else f"lesson {step.title}"
 
@@ -264,19 +300,39 @@ def _number(points: float) -> str:
     return f"{round(points, 1):g}"
 
 
+def _split(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+    """Returns the required and the extra parts, without those that a person grades."""
+    judged = [row for row in rows if not row.part.by_hand]
+    required = [row for row in judged if not row.part.stretch]
+    return required, [row for row in judged if row.part.stretch]
+
+
 def _sum(rows: Sequence[Row]) -> tuple[float, float]:
-    """Returns the points earned, and all points."""
-    return sum(row.points for row in rows), sum(row.part.points for row in rows)
+    """Returns the points earned, and all points, of required parts.
+
+    Points of extra parts replace missing points of required parts of the same level. So if a
+    level has two halves with equal points, of which one is extra, either half gives full points.
+    """
+    earned = total = 0.0
+    for level in {row.part.level for row in rows}:
+        required, extra = _split(row for row in rows if row.part.level == level)
+        points = sum(row.part.points for row in required)
+        earned += min(points, sum(row.points for row in (*required, *extra)))
+        total += points
+    return earned, total
 
 
-def _points(rows: Sequence[Row]) -> str:
+def _points(rows: Sequence[Row], with_extra: bool = True) -> str:
     """Returns the points in words: "8 of 18 points, 0 of 14 extra"."""
-    required, extra = (
-        [row for row in rows if row.part.stretch is stretch and not row.part.by_hand]
-        for stretch in (False, True)
-    )
-    sums = [(*_sum(some), word) for some, word in ((required, "points"), (extra, "extra")) if some]
-    return ", ".join(f"{_number(done)} of {_number(total)} {word}" for done, total, word in sums)
+    required, extra = _split(rows)
+    done, total = _sum(rows)
+    replaced = _number(done - sum(row.points for row in required))
+    source = f" ({replaced} from extra parts)" if replaced != "0" else ""
+    words = [f"{_number(done)} of {_number(total)} points{source}"] if required else []
+    if extra and with_extra:
+        earned, of = sum(row.points for row in extra), sum(row.part.points for row in extra)
+        words.append(f"{_number(earned)} of {_number(of)} extra")
+    return ", ".join(words)
 
 
 def _notebook(step: Part | Lesson) -> tuple[Course, Path] | None:
@@ -325,11 +381,11 @@ def _details(unit: Unit) -> Iterator[str]:
 def _unit_page(unit: Unit, unfolded: bool) -> str:
     """Returns a unit's title with its bar, which unfolds into the lesson and the parts."""
     lesson = unit.lesson
-    numbers = _points(unit.required)
+    numbers = _points(unit.rows, with_extra=False)
     numbers += f", lesson: {lesson.count}" if lesson.tasks else ""
     summary = (
         f'<summary><span style="display:inline-block;width:25em">{html.escape(lesson.title)}'
-        f"</span>{_bar(unit.required)} {numbers}</summary>"
+        f"</span>{_bar(unit.rows)} {numbers}</summary>"
     )
     lines = [_heading(_link(lesson, "Lesson"), lesson.count)] if lesson.tasks else []
     lines += [

@@ -42,7 +42,7 @@ class Link:
         return self.latency + nbytes / self.bandwidth
 
     def __str__(self) -> str:
-        return f"{in_units(self.bandwidth, 'B/s')} {in_units(self.latency, 's')}"
+        return f"{in_units(self.bandwidth, 'B/s')} and {in_units(self.latency, 's')}"
 
 
 NVLINK = Link(2e-6, 300e9)  # of an A100
@@ -108,14 +108,20 @@ class Cluster:
         """Return the link that a message from rank `src` to another rank `dst` uses."""
         return self.intra if self.node_of(src) == self.node_of(dst) else self.inter
 
+    def __str__(self) -> str:
+        several = self.nodes > 1
+        nodes = f"{self.nodes} nodes of " if several else ""
+        words = [f"{nodes}{self.gpus_per_node} GPU{'s' * (self.gpus_per_node > 1)}"]
+        if self.gpus_per_node > 1:
+            words.append(f"{self.intra} {'inside a node' if several else 'between GPUs'}")
+        if several:
+            words.append(f"{self.inter} between nodes")
+        if self.slowdown != 1:
+            words.append(f"slowed down {self.slowdown:g} times")
+        return ", ".join(words)
+
     def __repr__(self) -> str:
-        nodes = f"{self.nodes} nodes of " if self.nodes > 1 else ""
-        between = f", {self.inter} between" if self.nodes > 1 else ""
-        slow = f", slowed down {self.slowdown:g} times" if self.slowdown != 1 else ""
-        plural = "s" if self.gpus_per_node > 1 else ""
-        return (
-            f"Cluster({nodes}{self.gpus_per_node} GPU{plural}, {self.intra} inside{between}{slow})"
-        )
+        return f"Cluster({self})"
 
 
 # Cards: memory and bandwidths of GPUs, in bytes and one-way bytes/s ------------------------------

@@ -15,7 +15,7 @@ __all__ = [
     "in_units", "is_number",
 ]  # fmt: skip
 
-_PREFIXES = ("n", "u", "m", "", "k", "M", "G", "T")
+_PREFIXES = ("n", "µ", "m", "", "k", "M", "G", "T")
 _NO_PREFIX = _PREFIXES.index("")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -14,6 +15,7 @@ __all__ = [
     "byte_words",
     "list_words",
     "number_from_words",
+    "number_words",
     "rank_words",
     "short_words",
     "time_unit",
@@ -52,6 +54,16 @@ def short_words(words: str) -> str:
     """Drop trailing zeros from a formatted quantity: `1.00 MB` becomes `1 MB`."""
     number, unit = words.split(" ")
     return f"{float(number):g} {unit}"
+
+
+def number_words(value: float, digits: int = 3) -> str:
+    """Format a number with this many digits: `2.81e-5` as `2.81 × 10^-5`, `65504` as `65,504`."""
+    if value and math.isfinite(value) and not 1e-4 <= abs(value) < 1e6:
+        mantissa, power = f"{value:.{digits - 1}e}".split("e")
+        return f"{float(mantissa):.{digits}g} × 10^{int(power)}"
+    if float(value).is_integer() or 10**digits <= abs(value) < math.inf:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
 
 
 def list_words(items: Sequence[str]) -> str:

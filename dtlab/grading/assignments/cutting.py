@@ -22,7 +22,7 @@ from nbformat import NotebookNode
 from dtlab.errors import DtlabError
 from dtlab.grading.parts import Part
 
-__all__ = ["cut"]
+__all__ = ["cut", "extra_points"]
 
 Weights = Mapping[str, float]
 
@@ -73,6 +73,14 @@ def _spans(cells: Sequence[NotebookNode], parts: Sequence[Part]) -> dict[str, ra
         free = places[part.grade_id] + 1
         spans[part.name] = range(start[0], free)
     return spans
+
+
+def extra_points(parts: Sequence[Part], weights: Weights) -> float:
+    """Returns the points of extra parts, at levels of which required parts are chosen too."""
+    chosen = [part for part in parts if part.name in weights]
+    required = {(part.unit, part.level) for part in chosen if not part.stretch}
+    extra = (part for part in chosen if part.stretch and (part.unit, part.level) in required)
+    return sum(weights[part.name] for part in extra)
 
 
 def _line(part: Part) -> str:
@@ -135,8 +143,11 @@ def _retitle(cells: Sequence[NotebookNode], parts: Sequence[Part], weights: Weig
 
 def _summary(parts: Sequence[Part], weights: Weights) -> str:
     asked = [part for part in parts if part.name in weights]
-    points = _count(sum(weights[part.name] for part in asked))
-    effort = f"{points}, about {sum(part.minutes for part in asked)} minutes"
+    effort = _count(sum(weights[part.name] for part in asked))
+    extra = extra_points(asked, weights)
+    minutes = sum(part.minutes for part in asked if not (extra and part.stretch))
+    effort += f", {extra:g} of them for extra parts" if extra else ""
+    effort += f", about {minutes} minutes" + " without these" * bool(extra)
     if len(asked) == len(parts):
         return f"In this assignment the level has {effort}."
     verb = "is" if len(asked) == 1 else "are"

@@ -90,7 +90,8 @@ def publish(
     for level in notebooks:
         yield f"{source / level}   {_content(asked, level)}"
     yield f"{release}   generated"
-    yield f"{name}: {asked.points:g} points{_due(due)}"
+    extra = f", {asked.extra:g} of them for extra parts" if asked.extra else ""
+    yield f"{name}: {asked.points:g} points{extra}{_due(due)}"
     students = ", ".join(settled.students)
     if settled.added:
         yield (

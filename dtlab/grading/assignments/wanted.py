@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from dtlab.errors import DtlabError
+from dtlab.grading.assignments.cutting import extra_points
 from dtlab.grading.course import level_file
 from dtlab.grading.parts import Part, known_parts
 
@@ -44,6 +45,11 @@ class Wanted:
     def points(self) -> float:
         """The highest possible score."""
         return sum(self.weights.values())
+
+    @property
+    def extra(self) -> float:
+        """The points of extra parts, which count towards the highest possible score too."""
+        return extra_points(self.parts, self.weights)
 
 
 def wanted(

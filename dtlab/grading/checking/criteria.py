@@ -174,7 +174,8 @@ def _unfinished(seen: Seen) -> str:
     """The reason to block a criterion: a trial failed or returned unreadable results."""
     for observation in seen:
         if observation.error is not None:
-            return f"judged once nothing fails in {observation.trial.words()}"
+            where = observation.trial.words(observation.stopped_in)
+            return f"judged once nothing fails in {where}"
     if any(message.endswith(UNREADABLE) for trial in seen for _, message in _found(trial)):
         return "judged once the ranks return readable results"
     return ""

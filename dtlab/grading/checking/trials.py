@@ -127,6 +127,7 @@ class Recording(Case):
 class Trial:
     """One launch, in which every rank runs the same cases in the same order.
 
+    `memory` is the limit of a rank in bytes, as `memory_limit` of `dtlab.launch`, if any.
     `cluster` is the emulated interconnect, if any. Messages about a `secret` trial contain only
     the number of ranks. `limit` is in seconds. It is longer for functions of the library that
     train for a while, since an answer must not lose points on a busy machine.
@@ -137,6 +138,7 @@ class Trial:
     cluster: Cluster | None = None
     secret: bool = False
     limit: float = TIME_LIMIT
+    memory: int | None = None
 
     @property
     def calls(self) -> list[Callable[..., Any]]:
@@ -198,7 +200,7 @@ class Observation:
     def mistakes(self) -> list[str]:
         """A sentence for each case with a mistake, or the reason why the launch failed."""
         if self.error is not None:
-            case = self.trial.cases[self._stopped_in or 0]
+            case = self.trial.cases[self.stopped_in or 0]
             return [f"{self.trouble}\n{case.advice(self.trouble)}".rstrip()]
         numbered = enumerate(zip(self.trial.cases, self.results, strict=True))
         mistakes = [(number, _mistake(case, results)) for number, (case, results) in numbered]
@@ -221,7 +223,7 @@ class Observation:
         return number if number is not None and number < len(self.trial.cases) else None
 
     @property
-    def _stopped_in(self) -> int | None:
+    def stopped_in(self) -> int | None:
         """The case in which the ranks failed or hung, None if it is not known.
 
         Ranks that hang have printed which case they began. Isolated ranks print nothing.
@@ -247,7 +249,7 @@ class Observation:
         if self.error is None:
             return ""
         if self.hung:
-            return _hang(self.error, self.trial, self.trial.words(self._stopped_in))
+            return _hang(self.error, self.trial, self.trial.words(self.stopped_in))
         return self._crash()
 
     def _crash(self) -> str:
@@ -296,6 +298,7 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
                 world_size=trial.world_size,
                 backend="gloo",
                 timeout=trial.limit,
+                memory_limit=trial.memory,
                 cluster=trial.cluster,
             )
 

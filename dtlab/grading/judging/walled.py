@@ -69,7 +69,7 @@ class WalledBench:
                 inputs=[trial.given(rank) for rank in range(trial.world_size)],
                 door=self._behind(),
                 timeout=trial.limit,
-                memory_limit=MEMORY,
+                memory_limit=MEMORY if trial.memory is None else trial.memory,
                 cluster=trial.cluster,
             )
 

@@ -25,6 +25,8 @@ from dtlab.grading.questions.shapes import depth, kind_in_words, misfit, rewrite
 
 __all__ = ["Choice", "Choices", "Kind", "Mistake", "Number", "Values"]
 
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth")
+
 Values = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -107,7 +109,7 @@ class Number:
                     return lost(f"{written(got, self.unit)}: {mistake.why}")
         shown = written(readings[0], self.unit if len(readings) == 1 else "")
         hint = self._in_twin(readings[0], wanted) or self.hint
-        return lost(trouble or f"{shown} is not it. {hint}")
+        return lost(trouble or f"{shown} is not it. {hint}{self._where(readings[0], wanted)}")
 
     def distinct(self, given: Values) -> bool:
         right = self.expected(given)
@@ -129,6 +131,16 @@ class Number:
             f"{twin[0]} is a binary unit (powers of 1024), {self.unit} a decimal one (powers of "
             f"1000): one {twin[0]} is {twin[1]:.7g} {self.unit}. Which of the two did you use?"
         )
+
+    def _where(self, got: Nested, wanted: Nested) -> str:
+        """Names the wrong entries of a list of numbers in which others are right; "" otherwise."""
+        if not (isinstance(got, list) and isinstance(wanted, list) and len(got) == len(wanted)):
+            return ""
+        right = [close(*pair, self.tolerance) for pair in zip(got, wanted, strict=True)]
+        if not any(right) or any(isinstance(entry, list) for entry in wanted):
+            return ""
+        wrong = [word for word, fits in zip(_ORDINALS, right, strict=False) if not fits]
+        return f" Look at the {' and the '.join(wrong)} entry." if wrong else ""
 
     def _mistakes(self) -> Iterator[Mistake]:
         """Yields the mistakes of the question, and the confusion of decimal and binary units."""

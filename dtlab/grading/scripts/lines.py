@@ -41,7 +41,8 @@ def judge_line(
         return ok(f"the line is {named}")
     if places & wanted:
         return lost(f"{len(places)} lines have that text: write the whole line, or its number.")
-    return lost(f"line {min(places) + 1}, {named}, does what it should here. {look}")
+    where = f"{named} (line {min(places) + 1}, counted from def)"
+    return lost(f"{where} does what it should here. {look}")
 
 
 def _places(lines: Sequence[str], answer: Any) -> set[int]:

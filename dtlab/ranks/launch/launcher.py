@@ -70,7 +70,7 @@ class Run:
         short.maxother = short.maxstring = 60
         head = f"{count_ranks(self.world_size)} on {self.backend}, {self.seconds:.2f} s"
         if self.cluster is not None:
-            head += f", emulated {self.cluster!r}"
+            head += f", emulated {self.cluster}"
         if all(value is None for value in self.values):
             return head
         lines = [f"  rank {rank}: {short.repr(value)}" for rank, value in enumerate(self.values)]
@@ -227,7 +227,7 @@ def run_of(collected: client.Collected, spec: Spec, output: Output, begun: float
 def _trace(collected: client.Collected, cluster: Cluster | None) -> Trace:
     outcome = collected.outcome
     wire = outcome.wire if outcome else None
-    trace = Trace.from_records(collected.records, wire, repr(cluster) if cluster else "")
+    trace = Trace.from_records(collected.records, wire, str(cluster) if cluster else "")
     if outcome is not None:
         trace.hidden_bytes = outcome.hidden
         pairs = outcome.pairs

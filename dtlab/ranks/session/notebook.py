@@ -125,7 +125,7 @@ class Session:
     def __repr__(self) -> str:
         what = f"{count_ranks(self.world_size)} on {self.backend}"
         if self._spec.cluster is not None:
-            what += f", emulated {self._spec.cluster!r}"
+            what += f", emulated {self._spec.cluster}"
         state = f"opened in {self.seconds:.2f} s" if self.is_open else "closed"
         return f"session of {what}, {state}"
 

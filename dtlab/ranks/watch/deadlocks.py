@@ -56,7 +56,8 @@ def waiting_of(op: OpInfo) -> Waiting:
     """The public record `Waiting` for an operation."""
     where = locate.place(Frame(op.file, op.line, "")) if op.line else {}
     waits_in = ""
-    if op.wait_line and (op.wait_file, op.wait_line) != (op.file, op.line):
+    is_known = op.wait_file and op.wait_line
+    if is_known and (op.wait_file, op.wait_line) != (op.file, op.line):
         waits_in = place_in_words(**locate.place(Frame(op.wait_file, op.wait_line, "")))
     return Waiting(op.rank, op.name, op.partners, **where, waits_in=waits_in)
 

@@ -20,7 +20,7 @@ from dtlab.errors import (
     place_in_words,
 )
 from dtlab.ranks.launch.client import Collected
-from dtlab.ranks.protocol import Finding, Frame, Outcome, RankEnd, RemoteFailure, Spec
+from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.watch import early, locate
 from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, pattern, waiting_of
 from dtlab.ranks.words import ranks_in_words, wrapped, writes_in_place
@@ -193,7 +193,8 @@ def _failures(
         if rank in collected.failures:
             failures[rank] = of_exception(collected.failures[rank])
         elif end.state == "died":
-            failures[rank] = _of_death(end, stderr[rank])
+            op = next((op for op in outcome.waiting if op.rank == rank), None)
+            failures[rank] = _of_death(end, stderr[rank], op)
     order = outcome.failed_first + sorted(set(failures) - set(outcome.failed_first))
     order.sort(key=lambda rank: rank in failures and _is_consequence(failures[rank]))  # stable
     return {rank: failures[rank] for rank in order if rank in failures}
@@ -257,9 +258,17 @@ def _assigned(name: str, frame: Frame) -> str:
     return next(filter(assigns.match, inside), "")
 
 
-def _of_death(end: RankEnd, stderr: str) -> Failure:
-    """The `Failure` for a rank that ended without reporting an exception."""
-    where = locate.place(locate.learner_frame(end.stack))
+def _of_death(end: RankEnd, stderr: str, op: OpInfo | None) -> Failure:
+    """The `Failure` for a rank that ended without reporting an exception.
+
+    A rank that was killed has written no stack; `op` is the operation that it waited for, if any.
+    """
+    frame = locate.learner_frame(end.stack)
+    wait = ""
+    if op is not None and frame is None:
+        frame = Frame(op.file, op.line, "") if op.line else None
+        wait = f" while it waited in {call_of(op)}"
+    where = locate.place(frame)
     code = os.waitstatus_to_exitcode(end.status or 0)
     if code >= 0:
         return Failure("exit", f"left by os._exit({code})", **where)
@@ -272,7 +281,8 @@ def _of_death(end: RankEnd, stderr: str) -> Failure:
     reason = _why_it_aborted(stderr) if name == "SIGABRT" else ""
     functional = any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
     advice = GLOOS_DOING if functional and name in ("SIGSEGV", "SIGABRT") else ""
-    return Failure("signal", f"was ended by {name}{meaning}{reason}", advice=advice, **where)
+    message = f"was ended by {name}{wait}{meaning}{reason}"
+    return Failure("signal", message, advice=advice, **where)
 
 
 def _why_it_aborted(stderr: str) -> str:

@@ -146,7 +146,10 @@ def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
 
 
 def _program(rank: int, spans: Sequence[Event], waits: Sequence[Stretch]) -> list[Bar]:
-    """Return the bars of the strip; a bar inside a span is one level deeper than that span."""
+    """Return the bars of the strip; a bar inside a span is one level deeper than that span.
+
+    `dtlab.compute` inside a span has no bar: the span says what is computed.
+    """
     bars = [_span(span) for span in spans]
     bars += [Bar(rank, *wait, "idle", "waiting", "waiting", STRIP) for wait in waits]
     bars.sort(key=lambda bar: (bar.start, -bar.end))
@@ -156,7 +159,7 @@ def _program(rank: int, spans: Sequence[Event], waits: Sequence[Stretch]) -> lis
         bars[number] = replace(bar, depth=len(open_until))
         if bar.shade == "span":
             open_until.append(bar.end)
-    return bars
+    return [bar for bar in bars if not bar.depth or (bar.shade, bar.label) != ("span", "compute")]
 
 
 def _track(free_from: list[float], event: Event) -> int:

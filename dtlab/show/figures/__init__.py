@@ -16,7 +16,13 @@ from dtlab.show.figures.overlap import gather_and_free, overlap, straggler
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring, ring_timeline
 from dtlab.show.figures.rounds import tree
-from dtlab.show.figures.splits import attention_rounds, field_frames, tile_halos
+from dtlab.show.figures.splits import (
+    attention_rounds,
+    field_frames,
+    length_bars,
+    sequence_and_field,
+    tile_halos,
+)
 from dtlab.show.figures.strategy import (
     decision_tree,
     mesh_figure,
@@ -40,6 +46,7 @@ __all__ = [
     "field_frames",
     "gather_and_free",
     "gradient_ranges",
+    "length_bars",
     "line_chart",
     "loss_scale_chart",
     "memory_bar",
@@ -57,6 +64,7 @@ __all__ = [
     "ring_timeline",
     "scaling_chart",
     "schedule",
+    "sequence_and_field",
     "staircase",
     "straggler",
     "sweep_chart",

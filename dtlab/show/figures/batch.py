@@ -19,6 +19,7 @@ from matplotlib.patches import Rectangle
 
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
+from dtlab.show.words import number_words
 
 __all__ = ["AT_8K", "IMAGENET", "effective_batch", "published_sweep", "schedule", "sweep_chart"]
 
@@ -175,8 +176,9 @@ def schedule(
         )
     warm, steps = round(warmup * num_steps), np.linspace(0, num_steps, _POINTS + 1)
     heading = title or f"The learning rate in a run of {num_steps} steps"
-    start = "no warm-up" if warm == 0 else f"{warm} steps of warm-up from {base_rate:.3g}"
-    note = f"predicted: {start}, full rate {base_rate * times:.3g}, then {decay}"
+    low, full = number_words(base_rate), number_words(base_rate * times)
+    start = "no warm-up" if warm == 0 else f"{warm} steps of warm-up from {low}"
+    note = f"predicted: {start}, full rate {full}, then {decay}"
     curves = {_MEANT: 1}
     if calls_per_step > 1:
         curves[f"{calls_per_step} calls in a step"] = calls_per_step
@@ -284,10 +286,11 @@ def sweep_chart(
     chart = Chart(figure, box, list(runs), *axes)
     if band:
         chart.draw_band(*band)
-        figure.alt_text += f" Shaded from {band[0]:.3g} to {band[1]:.3g}: {band[2]}."
+        low, high = map(number_words, band[:2])
+        figure.alt_text += f" Shaded from {low} to {high}: {band[2]}."
     if level:
         chart.draw_level(*level)
-        figure.alt_text += f" A line at {level[0]:.3g}: {level[1]}."
+        figure.alt_text += f" A line at {number_words(level[0])}: {level[1]}."
     for number, (name, curve) in enumerate(runs.items()):
         aside = (number - (len(runs) - 1) / 2) * _APART
         xs = _moved(np.array(sorted(curve), dtype=float), aside, axes[0], box[2])
@@ -347,8 +350,8 @@ def _alt_text(heading: str, across: str, upwards: str, runs: Runs) -> str:
     facts = []
     for name, curve in runs.items():
         points = ", ".join(
-            f"{median(curve[place]):.3g} ({min(curve[place]):.3g} to {max(curve[place]):.3g}) "
-            f"at {place:g}"
+            "{} ({} to {})".format(*(number_words(f(curve[place])) for f in (median, min, max)))
+            + f" at {number_words(place)}"
             for place in sorted(curve)
         )
         facts.append(f"{name}: {points}")

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from dtlab.predict.formats import BINARY_FORMATS, BinaryFormat
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, Figure, edge
+from dtlab.show.words import number_words
 
 __all__ = ["bit_layouts", "gradient_ranges", "loss_scale_chart", "number_line"]
 
@@ -57,7 +58,7 @@ def bit_layouts(
         for place, part in enumerate(spread):
             bit = Rectangle((1.05 + 0.18 * place, y), 0.15, 0.22, facecolor=colours[part])
             axes.add_patch(bit)
-        reach = "{:.1e} to {:.3g}".format(*_reach(name))
+        reach = " to ".join(map(number_words, _reach(name)))
         axes.text(7.0, y + 0.11, reach, fontsize=8, color=MUTED, va="center")
         told.append(f"{name}: exponent {bits[1]}, mantissa {bits[2]} bits, from {reach}")
     figure.alt_text = f"Bits of number formats. {'; '.join(told)}."
@@ -98,7 +99,7 @@ def number_line(
         raise ValueError(f"number_line: give a finite value, not {value}.")
     chosen = {name: BINARY_FORMATS[name] for name in formats}
     reach = _STEPS * max(_spacing(each, value) for each in chosen.values())
-    heading = title or f"What becomes of {value:.9g}"
+    heading = title or f"What becomes of {number_words(value, 9)}"
     note = "numbers of each format; the value goes to the nearest one"
     figure = Figure(_WIDTH, _TOP + _ROW * len(chosen) + _BOTTOM)
     figure.heading(heading, note)
@@ -120,11 +121,11 @@ def _words(each: BinaryFormat, value: float) -> tuple[str, str]:
     """Say to which number the value is rounded, and how far apart numbers are there."""
     rounded = each.rounded(value)
     if math.isinf(rounded):
-        return f"becomes {rounded:g}", f"above the largest, {each.largest:.6g}"
+        return f"becomes {rounded:g}", f"above the largest, {number_words(each.largest)}"
     apart = f"spacing 2^{math.log2(each.spacing(value)):.0f}"
     if rounded == 0 != value:
         return "becomes 0", f"smallest is 2^{math.log2(each.smallest):.0f}"
-    result = "is exact" if rounded == value else f"becomes {rounded:.9g}"
+    result = "is exact" if rounded == value else f"becomes {number_words(rounded, 9)}"
     return result, apart
 
 
@@ -255,7 +256,7 @@ def _sizes(gradient: Any) -> Numbers:
 
 def _power(scale: float) -> str:
     power = math.log2(scale)
-    return f"2^{power:.0f}" if power.is_integer() else f"{scale:g}"
+    return f"2^{power:.0f}" if power.is_integer() else number_words(scale)
 
 
 def _kinds(sizes: Numbers, each: BinaryFormat) -> dict[str, Any]:
@@ -422,4 +423,4 @@ def _upwards(scales: Sequence[float]) -> Axis:
 
 def _loss_power(scale: float) -> str:
     power = math.log2(scale)
-    return f"2^{power:.0f}" if power.is_integer() else f"{scale:.3g}"
+    return f"2^{power:.0f}" if power.is_integer() else number_words(scale)

@@ -10,6 +10,7 @@ import numpy as np
 
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers
 from dtlab.show.drawing.style import Figure
+from dtlab.show.words import number_words
 
 __all__ = ["line_chart", "scaling_chart"]
 
@@ -69,7 +70,7 @@ def line_chart(
 
 def _marked(places: Mapping[str, float]) -> str:
     """List the vertical lines in words."""
-    lines = ", ".join(f"{name} at {x:g}" for name, x in places.items())
+    lines = ", ".join(f"{name} at {number_words(x)}" for name, x in places.items())
     return f" Lines: {lines}." if lines else ""
 
 
@@ -119,8 +120,9 @@ def _alt_text(
             facts.append(f"{name} has nothing to show")
             continue
         xs, ys = xs[finite], ys[finite]
-        facts.append(f"{name} from {ys[0]:.3g} at {xs[0]:.3g} to {ys[-1]:.3g} at {xs[-1]:.3g}, "
-                     f"lowest {ys.min():.3g}, highest {ys.max():.3g}")  # fmt: skip
+        ends = " to ".join(f"{number_words(ys[i])} at {number_words(xs[i])}" for i in (0, -1))
+        reach = f"lowest {number_words(ys.min())}, highest {number_words(ys.max())}"
+        facts.append(f"{name} from {ends}, {reach}")
     return f"{heading}: {upwards} against {across}. {'; '.join(facts)}."
 
 

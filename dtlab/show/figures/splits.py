@@ -1,5 +1,8 @@
 """Figures of a sequence or a field that is split over ranks.
 
+sequence_and_field: why one token needs all tokens, and one cell only its neighbours
+length_bars: memory and messages of four ways to split attention
+
             keys 0 1 2 3
 queries 0        0                   attention_rounds: the round of ring attention in which each
         1        1 0                 block of queries meets each block of keys
@@ -21,6 +24,12 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.patches import Rectangle
 
+from dtlab.predict.context import (
+    attention_bytes,
+    megatron_sequence_elements,
+    ring_attention_elements,
+    ulysses_elements,
+)
 from dtlab.show.drawing.style import (
     COLOURS,
     GRID,
@@ -34,12 +43,77 @@ from dtlab.show.drawing.style import (
     edge,
     is_dark,
 )
+from dtlab.show.words import byte_words, number_words, short_words
 
-__all__ = ["attention_rounds", "field_frames", "tile_halos"]
+__all__ = [
+    "attention_rounds", "field_frames", "length_bars", "sequence_and_field", "tile_halos",
+]  # fmt: skip
 
 _ROUNDS: Final = (COLOURS["forward"], "#8CCBEF", "#B7DDF5", "#DCEEFA")  # early rounds are darker
 _MOST_RANKS: Final = 8
 _BOX: Final = 3.2  # inches of the square of queries and keys
+
+
+# Why a sequence and a field need different messages ---------------------------------------------
+
+
+def sequence_and_field() -> Figure:
+    """Draw a sequence and a field on four ranks, and what rank 2 needs from the other ranks.
+
+    Left, lines join a token of rank 2 to all tokens; right, the border of rank 2's tile has the
+    colours of the ranks that send it.
+    """
+    figure = Figure(9.4, 3.7)
+    heading = "One sample on four ranks: what does rank 2 need from others?"
+    figure.heading(heading, "a colour per rank; strong colours are what rank 2 needs")
+    axes = figure.sheet(0, 0, 9.4, 3.7)
+    axes.set(xlim=(0, 9.4), ylim=(0, 3.7))
+
+    def cell(x: float, y: float, size: float, rank: int, needed: bool) -> None:
+        fill = _colour(rank) if needed else blend(_colour(rank), "#FFFFFF", 0.72)
+        box = (x, y), size, size
+        axes.add_patch(Rectangle(*box, facecolor=fill, edgecolor="white", linewidth=0.8))
+
+    def outline(x: float, y: float, wide: float, tall: float) -> None:
+        axes.add_patch(Rectangle((x, y), wide, tall, facecolor="none", edgecolor=INK, lw=1.8))
+
+    left, side = 0.35, 0.36
+    for token in range(12):
+        rank = token // 3
+        cell(left + token * side, 2.1, side, rank, rank != 2)
+        cell(left + token * side, 1.05, side, rank, False)
+        ends = [left + 7.5 * side, left + (token + 0.5) * side], [1.05 + side, 2.1]
+        axes.plot(*ends, color=INK if rank != 2 else MUTED, lw=0.9, gid="needs")
+    for rank in range(4):
+        axes.text(left + (3 * rank + 1.5) * side, 2.56, f"rank {rank}", **centred(8.5, INK))
+    outline(left + 6 * side, 1.05, 3 * side, side)
+    strong: dict[str, Any] = {"fontsize": 10, "color": INK, "weight": "bold"}
+    plain: dict[str, Any] = {"fontsize": 8.5, "color": INK}
+    axes.text(left, 2.82, "A sequence of 12 tokens: attention", **strong)
+    axes.text(left, 0.72, "The result of one token depends on all tokens.", **plain)
+    axes.text(left, 0.45, "Rank 2 needs keys and values of all ranks.", **plain)
+
+    corner, cells, size = 5.6, 5, 0.2
+    for y in range(2 * cells):
+        for x in range(2 * cells):
+            rank = 2 * (y // cells) + x // cells
+            needed = rank != 2 and cells - 1 <= y and x <= cells
+            cell(corner + x * size, 2.62 - (y + 1) * size, size, rank, needed)
+    outline(corner, 2.62 - 2 * cells * size, cells * size, cells * size)
+    for rank, (x, y) in enumerate([(0, 0), (1, 0), (0, 1), (1, 1)]):
+        beside = corner - 0.32 if x == 0 else corner + 2 * cells * size + 0.32
+        middle = 2.62 - (y + 0.5) * cells * size
+        axes.text(beside, middle, f"rank {rank}", **centred(8.5, INK))
+    axes.text(corner - 0.6, 2.82, "A field of 10 x 10 cells: neighbours", **strong)
+    axes.text(corner - 0.6, 0.34, "The result of one cell depends on its neighbours.", **plain)
+    axes.text(corner - 0.6, 0.08, "Rank 2 needs a border of other tiles, the halo.", **plain)
+    figure.alt_text = (
+        f"{heading} Left, a sequence of 12 tokens: each rank has 3. The result of one token "
+        "depends on all tokens, so rank 2 needs keys and values of all ranks. Right, a field in "
+        "2 x 2 tiles: the result of one cell depends on its neighbours, so rank 2 needs one row "
+        "from rank 0, one column from rank 3 and one corner cell from rank 1."
+    )
+    return figure
 
 
 # Ring attention: which block of queries meets which block of keys, and when ----------------------
@@ -164,6 +238,80 @@ def _draw_work(figure: Figure, work: npt.NDArray[np.float64], slowest: Any) -> N
     )
 
 
+# Four ways to split attention --------------------------------------------------------------------
+
+
+def length_bars(
+    tokens: int = 131072,
+    ranks: int = 8,
+    heads: int = 32,
+    kv_heads: int = 8,
+    head_size: int = 128,
+    *,
+    title: str | None = None,
+) -> Figure:
+    """Draw what four ways to split attention store and send, per rank and layer, in 16 bits.
+
+    The ways are Megatron's sequence parallelism, Ulysses, ring attention, and gathered keys and
+    values. Three columns of bars: the scores if a rank stores them (fused attention does not),
+    the keys and values that it has at one time, and the bytes that it sends in forward.
+    Raises: ValueError if `kv_heads` does not divide `heads`.
+    """
+    if heads % kv_heads:
+        raise ValueError(f"length_bars: {kv_heads} KV heads do not divide {heads} heads.")
+    hidden, kv_size = heads * head_size, kv_heads * head_size
+    whole = 2 * 2 * tokens * kv_size  # bytes of all keys and values
+    scores = {
+        way: attention_bytes(tokens, heads, ranks=ranks, element_bytes=2, way=way)
+        for way in ("heads", "ring")
+    }
+    around = 2 * ring_attention_elements(tokens, kv_size, ranks)
+    megatron = 2 * megatron_sequence_elements(tokens, hidden, ranks)
+    rows: dict[str, tuple[str, tuple[Any, ...]]] = {
+        "Megatron": (
+            "" if heads % ranks == 0 else f"{ranks} ranks cannot divide {heads} heads",
+            (scores["heads"], whole / min(ranks, kv_heads), megatron),
+        ),
+        "Ulysses": (
+            "" if kv_heads % ranks == 0 else f"{ranks} ranks cannot divide {kv_heads} KV heads",
+            (scores["heads"], whole / ranks, 2 * ulysses_elements(tokens, hidden, ranks, kv_size)),
+        ),
+        "ring": ("", (scores["ring"], whole * min(ranks, 2) / ranks, around)),
+        "gathered": ("", (scores["heads"], whole, around)),
+    }
+    columns = ("scores, if stored", "keys and values at one time", "sent in forward")
+    figure = Figure(9.4, 3.05)
+    group = "1 rank" if ranks == 1 else f"{ranks} ranks: {-(-tokens // ranks):,} tokens on each"
+    heading = title or f"{tokens:,} tokens on {group}"
+    below = f"per rank and layer, 16 bits; {heads} heads, {kv_heads} KV heads of size {head_size}"
+    figure.heading(heading, below)
+    axes = figure.sheet(0, 0, 9.4, 3.05)
+    axes.set(xlim=(0, 9.4), ylim=(0, 3.05))
+    told = []
+    for column, name in enumerate(columns):
+        axes.text(1.25 + 2.75 * column, 2.16, name, fontsize=8.5, color=MUTED)
+    for row, (way, (reason, sizes)) in enumerate(rows.items()):
+        low = 1.68 - 0.48 * row
+        axes.text(0.15, low + 0.13, way, fontsize=9, color=INK, va="center")
+        if reason:
+            why = f"not possible: {reason}"
+            axes.text(1.25, low + 0.13, why, fontsize=8.5, color=MUTED, va="center")
+            told.append(f"{way}: {why}")
+            continue
+        for column, size in enumerate(sizes):
+            longest = max(other[column] for no, other in rows.values() if not no)
+            wide, left = 1.6 * size / (longest or 1), 1.25 + 2.75 * column
+            fill = (COLOURS["forward"], PALETTE[0], COLOURS["communication"])[column]
+            bar = Rectangle((left, low), wide, 0.26, facecolor=fill, edgecolor=edge(fill), gid=way)
+            axes.add_patch(bar)
+            words = short_words(byte_words(size))
+            axes.text(left + wide + 0.07, low + 0.13, words, fontsize=8.5, color=INK, va="center")
+        pairs = zip(columns, sizes, strict=True)
+        told.append(f"{way}: " + ", ".join(f"{name} {byte_words(size)}" for name, size in pairs))
+    figure.alt_text = f"{heading} ({below}). {'; '.join(told)}."
+    return figure
+
+
 # Domain parallelism: tiles and halos ------------------------------------------------------------
 
 
@@ -241,7 +389,10 @@ def tile_halos(
             linewidth=2.2,
         )
     )
-    told = [f"{count} cells from rank {source}" for source, count in sorted(senders.items())]
+    told = [
+        f"{count} cell{'s' if count > 1 else ''} from rank {source}"
+        for source, count in sorted(senders.items())
+    ]
     below = f"a halo of width {width}: {sum(senders.values())} cells of other ranks for "
     below += f"{cells * cells} own cells"
     figure.heading(heading, below)
@@ -279,7 +430,7 @@ def field_frames(
     across = 8.2 / len(arrays)
     tall = min(3.2, across * arrays[0].shape[0] / arrays[0].shape[1])
     figure = Figure(9.4, tall + 1.15)
-    below = f"colours from {low:.3g} to {high:.3g}{' ' + unit if unit else ''}"
+    below = f"colours from {number_words(low)} to {number_words(high)} {unit}".rstrip()
     if mesh != (1, 1):
         below += f"; lines are the edges of {mesh[0]} x {mesh[1]} tiles"
     figure.heading(title, below)
@@ -296,7 +447,7 @@ def field_frames(
     bar = figure.colorbar(picture, cax=scale)
     bar.ax.tick_params(labelsize=7.5, colors=MUTED)
     told = [
-        f"{name}: from {a.min():.3g} to {a.max():.3g}, mean {a.mean():.3g}"
+        "{}: from {} to {}, mean {}".format(name, *map(number_words, (a.min(), a.max(), a.mean())))
         for name, a in zip(names, arrays, strict=True)
     ]
     figure.alt_text = f"{title} ({below}). {'; '.join(told)}."

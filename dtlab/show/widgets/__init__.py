@@ -11,6 +11,7 @@ from dtlab.show.widgets.explorer import step_tree as step_tree
 from dtlab.show.widgets.formats import explore_activations as explore_activations
 from dtlab.show.widgets.formats import explore_gradients as explore_gradients
 from dtlab.show.widgets.formats import explore_number_line as explore_number_line
+from dtlab.show.widgets.lengths import explore_lengths as explore_lengths
 from dtlab.show.widgets.memory import explore_memory as explore_memory
 from dtlab.show.widgets.pipeline import explore_block as explore_block
 from dtlab.show.widgets.pipeline import explore_pipeline as explore_pipeline
@@ -29,6 +30,7 @@ __all__ = [
     "explore_decision",
     "explore_effective_batch",
     "explore_gradients",
+    "explore_lengths",
     "explore_memory",
     "explore_mesh",
     "explore_number_line",

@@ -12,7 +12,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 
-_NEAR = 1e-3
+_NEAR = 1e-3  # relative tolerance of a time
 
 
 _ADVICE = {
@@ -74,7 +74,7 @@ class Curve(Faulty):
             if self.shown == "best":
                 yield "form", message
         elif self.shown != "time" and ranks != best:
-            message = f"the time is least on {best} ranks, and you return {ranks:g}."
+            message = f"the run is fastest on {best} ranks, and you return {ranks:g}."
             yield self.shown, f"{message}\n{_ADVICE[self.shown]}"
         elif self.shown == "time" and not abs(seconds - right) <= _NEAR * right:
             message = f"the least time is {right:.4f} s, and you return {seconds:.4f} s."
@@ -100,16 +100,16 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="00/best_ranks",
     level=2,
-    title="Where more ranks stop paying",
+    title="When more ranks no longer help",
     minutes=15,
     difficulty=2,
     stretch=True,
     check=Check(
         trials=_trials,
         rules=(
-            rule("best", 3, "the number of ranks that is fastest"),
+            rule("best", 3, "the fastest number of ranks"),
             rule("time", 1, "the predicted time on that number of ranks", "form"),
-            rule("edges", 2, "also if the fastest number is one rank or all of them", "form"),
+            rule("edges", 2, "right also if one rank or the most ranks are fastest", "form"),
         ),
     ),
 )

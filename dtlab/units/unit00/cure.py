@@ -1,4 +1,4 @@
-"""00/cure: find the cheapest plan with which a model fits. Real iterations judge each plan."""
+"""00/cure: find the cheapest plan with which a model fits. Real iterations test each plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT = 20.0  # seconds for the launch, which takes 0.5 s
 
 
 def plans_for(setting: Mapping[str, Any]) -> list[Plan]:
-    """All plans, cheapest first: early clearing is free, checkpoints cost most."""
+    """All plans by increasing cost: early clearing is free, and checkpoints cost most."""
     parts = [n for n in range(1, setting["samples"] + 1) if setting["samples"] % n == 0]
     plans = [
         {"clear": clear, "microbatches": n, "checkpoint": again}
@@ -43,9 +43,9 @@ def cost(plan: Mapping[str, Any]) -> tuple[bool, int]:
 
 _AGAIN: Plan = {"checkpoint": True}
 
-# For each topic a plan that must fit, and the next cheaper plans, which must not fit.
+# By topic: a plan that must fit, and the next cheaper plans, which must not fit.
 _PLANS: dict[str, tuple[Plan, tuple[Plan, ...]]] = {
-    "clear": ({}, ({},)),  # to the byte
+    "clear": ({}, ({},)),  # the limit equals the plan's peak
     "halves": ({"microbatches": 2}, ({},)),
     "more": ({"microbatches": 4}, ({"microbatches": 2},)),
     "checkpoint": (_AGAIN, ({},)),
@@ -53,14 +53,14 @@ _PLANS: dict[str, tuple[Plan, tuple[Plan, ...]]] = {
     "thirds": ({"microbatches": 3}, ({"microbatches": 2},)),
     "odd": ({"microbatches": 3}, ({},)),
 }
-_NEVER = {"never": _AGAIN | {"microbatches": 4}, "step": _AGAIN}  # not even these plans fit
+_NEVER = {"never": _AGAIN | {"microbatches": 4}, "step": _AGAIN}  # even these do not fit
 _TOPICS = ("clear", "halves", "more", "checkpoint", "both", "never", "step", "thirds", "odd")
 
 NEEDED = {topic: cost(PLAN | plan) for topic, (plan, _) in _PLANS.items()}
 
 
 def _limited(draw: random.Random, topic: str) -> Plan:
-    """A setting whose memory limit makes the plan of `topic` the cheapest that fits."""
+    """A setting with a limit: the plan of `topic` is the cheapest that fits, or none fits."""
     from dtlab.units.unit00.measured import peaks
 
     kind = {"clear": "late", "step": "weights"}.get(topic, "states")
@@ -89,7 +89,7 @@ def _limited(draw: random.Random, topic: str) -> Plan:
 class Curing(Faulty):
     """A call of `cure(setting)`. The setting contains the memory limit.
 
-    `cure` is a key of `_PLANS` or `_NEVER`, which say which plans fit and which do not.
+    `cure` is a key of `_PLANS` or `_NEVER`, which list plans that fit and plans that do not.
     """
 
     alone = True
@@ -139,13 +139,13 @@ class Curing(Faulty):
             if plan is not None:
                 yield (
                     "never",
-                    "the model does not fit even with every cure together, and cure returns "
+                    "the model does not fit even with all cures together, and cure returns "
                     f"{_words(plan)}. Return None: these cures do not shrink the tensors that "
                     "are too large here.",
                 )
             return
         if plan is None:
-            yield "fits", "cure returns None, and there is a plan that fits."
+            yield "fits", "cure returns None, but there is a plan that fits."
             return
         sizes = peaks(self.setting | plan)
         phase = max(sizes, key=lambda name: sizes[name])

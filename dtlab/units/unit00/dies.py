@@ -1,6 +1,6 @@
-"""00/dies: in which phase six real models peak, and in which phase they run out of memory.
+"""00/dies: predict in which phase six models peak, and in which they run out of memory.
 
-The right answers are measured: `measured.peaks` runs two iterations of each model.
+The right answers are measurements: `measured.peaks` runs two iterations of each model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dtlab.units.unit00.strategies import unless
 __all__ = ["PART", "QUESTIONS"]
 
 _PHASES = ("forward", "backward", "step", "second")
-_CLEAR = 1.04  # factor by which the bytes of two different phases differ at least
+_CLEAR = 1.04  # least ratio of the bytes of two phases that count as different
 
 
 @lru_cache(maxsize=64)  # several questions are about the same model
@@ -44,7 +44,7 @@ def _draw(draw: Random) -> Values:
 
 
 def _clear_setting(draw: Random, kind: str) -> Setting:
-    """A model in which each phase either equals the peak, nearly to the byte, or is well below."""
+    """A setting in which each phase's bytes are within 0.1 % of the peak, or well below it."""
     for _ in range(100):
         setting = draw_setting(draw, kind)
         sizes = _peaks(setting)
@@ -55,7 +55,7 @@ def _clear_setting(draw: Random, kind: str) -> Setting:
 
 
 def _limit(draw: Random, sizes: Mapping[str, int]) -> int:
-    """Draws a memory limit: either the model fits, or a phase with a new maximum exceeds it."""
+    """Draw a memory limit: either the model fits, or a phase with a new maximum exceeds it."""
     highest = [0, *accumulate(sizes.values(), max)]
     gaps = [(before, after) for before, after in pairwise(highest[1:]) if after > _CLEAR * before]
     forward = round(0.8 * highest[1]), highest[1]
@@ -85,7 +85,7 @@ _DIES_MISTAKES = {
     "forward": "add up the weights, both batches, and the activations that forward saves.",
     "backward": "backward runs only if forward fits. What does backward add?",
     "step": "the step runs only if backward fits. How large are gradients and optimizer state?",
-    "second": "add up what the second iteration holds: also what the first one left behind.",
+    "second": "add up what the second iteration holds, including what the first one left.",
     "fits": "one of the phases exceeds the limit. Count the bytes of the peak phase.",
 }
 
@@ -126,7 +126,7 @@ QUESTIONS = asked(_draw, _rows, *(q for name in "abcdef" for q in _questions(nam
 PART = Part(
     name="00/dies",
     level=3,
-    title="Where does it run out?",
+    title="Where does memory run out?",
     minutes=25,
     difficulty=2,
     check=QUESTIONS,

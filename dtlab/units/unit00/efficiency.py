@@ -1,4 +1,4 @@
-"""00/efficiency: the parallel efficiency that a deadline requires, and strong and weak scaling."""
+"""00/efficiency: compute the efficiency that a deadline requires, and strong and weak scaling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
-_CARDS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16}
+_GPUS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16}
 _FOR_EACH = "this is the speed-up. Divide it by the number of GPUs."
 
 
@@ -26,7 +26,7 @@ def _draw(draw: Random) -> Values:
 PART = Part(
     "00/efficiency",
     1,
-    "Nineteen days in five",
+    "What a deadline requires",
     8,
     2,
     asked(
@@ -66,11 +66,11 @@ PART = Part(
         choices(
             "in_time",
             "the numbers of GPUs that could meet the deadline at all",
-            list(_CARDS),
+            list(_GPUS),
             formula("possible"),
             "For which of them is the required efficiency at most 100 %?",
             {
-                formula("set(cards) - possible"): "this is upside down.",
+                formula("set(gpus) - possible"): "this is upside down.",
                 "two": "two GPUs are at most twice as fast.",
                 "four": "look at four GPUs again: can they reach the required efficiency?",
                 "sixteen": "on sixteen GPUs even a low efficiency is enough.",
@@ -90,7 +90,7 @@ PART = Part(
         ),
         number(
             "weak",
-            "the efficiency of the other job, in which each GPU has the batch size of the one GPU",
+            "the efficiency of the other job on eight GPUs, with the same batch size on each",
             "100 * weak_alone / weak_eight",
             "Eight GPUs process eight times the samples. How long would that take ideally?",
             {
@@ -116,7 +116,7 @@ PART = Part(
             "most",
             "the upper limit of the speed-up with that serial part, for any number of GPUs",
             "1 / serial",
-            "How long does a step take if the other part takes no time at all?",
+            "How long does a step take if the parallel part takes no time at all?",
             {
                 "reached": "this is the speed-up on eight GPUs. What would a thousand reach?",
                 "1 / (1 - serial)": "this assumes that the serial part is the one that shrinks.",
@@ -127,8 +127,8 @@ PART = Part(
             "needed": "days / due",  # speed-ups: required by the deadline, and reached on eight
             "reached": "alone / eight",
             "serial": "(8 / reached - 1) / 7",  # the serial part, by Amdahl's law
-            "cards": _CARDS,
-            "possible": "{name for name in cards if cards[name] >= needed}",
+            "gpus": _GPUS,
+            "possible": "{name for name in gpus if gpus[name] >= needed}",
         },
     ),
 )

@@ -1,4 +1,4 @@
-"""00/efficiency_of: speed-up and efficiency from traces of the same job at several world sizes."""
+"""00/efficiency_of: compute speed-up and efficiency from traces of a job on several ranks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _NEAR = 1e-3  # relative tolerance of a number
 _ADVICE = {
     "strong": "Strong scaling: all ranks together do the work of one. How many times as fast is "
     "the run, and which fraction of the ideal N times is that?",
-    "weak": "Weak scaling: each rank does as much as the single one did, so N ranks do N times "
+    "weak": "Weak scaling: each rank does the work of the single rank, so N ranks do N times "
     "the work. How long would that take ideally?",
-    "base": "There is no trace of a single rank. Compare with the fewest ranks there are, M: the "
+    "base": "There is no trace of a single rank. Compare with the fewest ranks, M: the "
     "speed-up is relative to the run on M ranks, and N ranks could reach a speed-up of N/M.",
 }
 
@@ -87,7 +87,7 @@ class Grown(Faulty):
             return
         pairs = results[0]["pairs"]
         if set(pairs) != set(self.sizes):
-            message = f"the dict has entries for {sorted(pairs)}; there are traces of other sizes."
+            message = f"the dict has entries for {sorted(pairs)}; the traces have other sizes."
             yield self.guilty, f"{message}\n{advice}"
             return
         for ranks, (speedup, efficiency) in self.right.items():
@@ -108,7 +108,7 @@ def _near(got: float, wanted: float) -> bool:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Strong and weak scaling from one rank up, then from more ranks, in another order."""
+    """Cases of strong and weak scaling with a trace of one rank, then cases without one."""
     draw = random.Random(seed)
 
     def case(weak: bool, sizes: tuple[int, ...], topic: str) -> Grown:
@@ -126,7 +126,7 @@ _BASE = "right without a trace of one rank, with traces in any order"
 
 
 def _judge_base(seen: Seen) -> Verdict:
-    """Judges traces without one rank, for each kind of scaling that is right with one rank."""
+    """Judge the cases without a one-rank trace, for the scalings that are right with one."""
     verdicts = {
         name: rule(f"base, {name}", 0, _BASE, "form").judge(seen) for name in ("strong", "weak")
     }

@@ -48,7 +48,7 @@ PART = Part(
         ],
         number(
             "effective",
-            "the samples of a step if each of eight GPUs has a batch of {batch}",
+            "the samples in a step if each of eight GPUs has a batch of {batch}",
             "8 * batch",
             "Each step uses an averaged gradient. Over how many samples is it averaged?",
             {
@@ -71,13 +71,13 @@ PART = Part(
         ),
         number(
             "strong",
-            "the time of a step if eight GPUs share out the batch of one GPU",
+            "the time of a step if eight GPUs divide the batch of one GPU",
             "compute / 8 + ring",
             "A step is the compute of one GPU's share, and then a ring all-reduce on eight GPUs.",
             {
                 "compute / 8": "the gradients are not averaged yet.",
                 "compute + ring": "here each GPU computes an eighth of the batch.",
-                "compute / 8 + ring - fixed": "each message of the ring needs the latency too.",
+                "compute / 8 + ring - fixed": "each message of the ring also takes the latency.",
                 "compute / 8 + megabytes / bandwidth": "this is one message with all gradients.",
             },
             unit="ms",
@@ -86,7 +86,7 @@ PART = Part(
             "weak",
             "the time of a step if each of eight GPUs has a batch of {batch}",
             "compute + ring",
-            "How long does one GPU compute now? The gradients have as many bytes as before.",
+            "How long does one GPU compute now? The gradients are as large as before.",
             {
                 "compute": "the gradients are not averaged yet.",
                 "compute / 8 + ring": "this is the step with one batch, divided over eight GPUs.",
@@ -96,7 +96,7 @@ PART = Part(
         ),
         number(
             "efficiency",
-            "the efficiency of that: eight GPUs, each with a batch of {batch}",
+            "the efficiency of eight GPUs, each with a batch of {batch}",
             "100 * compute / (compute + ring)",
             "Eight GPUs process eight times the samples. How long would that take ideally?",
             {
@@ -108,7 +108,7 @@ PART = Part(
         ),
         choice(
             "lever",
-            "what shortens the step with the shared-out batch most if it is ten times as good",
+            "the tenfold improvement that shortens the step with the divided batch most",
             {"compute": "the GPUs", "latency": "the latency", "bandwidth": "the bandwidth"},
             formula("max(parts, key=parts.get)"),
             "The step has three parts. Which of them is the longest?",

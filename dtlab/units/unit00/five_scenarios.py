@@ -21,4 +21,4 @@ _FIVE = asked(
     *(question for name in "abcde" for question in questions_on(name, f"job {name}")),
 )
 
-PART = Part("00/five_scenarios", 1, "Five jobs of your own", 10, 3, _FIVE)
+PART = Part("00/five_scenarios", 1, "Five more jobs", 10, 3, _FIVE)

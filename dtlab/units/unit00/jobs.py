@@ -1,4 +1,4 @@
-"""Synthetic training jobs whose bottleneck is known, as the events of a trace over a few steps.
+"""Synthetic training jobs with a known bottleneck, as the trace events of a few steps.
 
     rank 0   input | forward | backward ......... |        | optimizer |
     wire                          bucket 0 | bucket 1 ......|
@@ -31,8 +31,8 @@ class Job:
 
     N ranks divide the samples of the step; with `weak` each processes as many as a single rank.
     The other fields set the bottleneck. With `input_shared` each rank reads only its part of the
-    input, else all of it. Up to `cores` ranks compute at full speed. One rank computes `uneven`
-    times as long.
+    input, otherwise all of it. Up to `cores` ranks compute at full speed. One rank computes
+    `uneven` times as long.
     """
 
     forward: float = 0.1
@@ -117,7 +117,7 @@ def trace_events(rows: Sequence[_Plain]) -> list[Event]:
 
 
 def draw_job(draw: random.Random, cause: str, second: str, weak: bool = False) -> Job:
-    """A job whose largest loss on six to eight ranks is `cause`, and whose next is `second`."""
+    """A job that usually loses most time to `cause` on six to eight ranks, then to `second`."""
     job = Job(
         forward=draw.uniform(0.08, 0.12),
         input=draw.uniform(0.002, 0.005),
@@ -133,7 +133,7 @@ def draw_job(draw: random.Random, cause: str, second: str, weak: bool = False) -
 
 def _caused(draw: random.Random, cause: str, strength: float, weak: bool) -> dict[str, Any]:
     """The fields of `Job` that differ from the default in a job with this cause."""
-    times = strength * (3.0 if weak else 1.0)  # a step does more work
+    times = strength * (3.0 if weak else 1.0)  # with `weak`, a step on N ranks does more work
     changes: dict[str, dict[str, Any]] = {
         "input": {"input": draw.uniform(0.025, 0.04) * times, "input_shared": False},
         "cores": {"cores": draw.randint(3, 4) if strength == 1.0 else 5},

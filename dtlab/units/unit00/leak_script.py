@@ -17,7 +17,7 @@ Batch = tuple[Tensor, Tensor]
 def broken(
     model: nn.Module, optimizer: Any, batches: Sequence[Batch], held_out: Batch
 ) -> tuple[Any, list[Any]]:
-    """Train; the mean of all outputs, and the loss on held-out rows after each step."""
+    """Train. Return the mean of all outputs, and the held-out loss after each step."""
     inputs, targets = held_out
     outputs, losses = [], []
     for x, y in batches:

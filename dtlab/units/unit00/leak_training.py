@@ -32,7 +32,7 @@ def run(
         x = torch.randn(count, widths[0], generator=draw)
         return x, torch.randn(count, widths[-1], generator=draw)
 
-    last = rows // 2  # the last batch of an epoch may be smaller
+    last = rows // 2  # the last batch of the epoch is smaller
     batches, rest = [*(batch(rows) for _ in range(steps - 1)), batch(last)], batch(held_out)
     data = [tensor for pair in (*batches, rest) for tensor in pair]
     with Watch(*model.parameters(), *data) as watch, watch.phase("run"):

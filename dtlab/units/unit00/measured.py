@@ -51,7 +51,7 @@ class Watch(Storages):  # type: ignore[no-untyped-call]
     def phase(self, name: str) -> Iterator[None]:
         """Context manager: record the peak bytes in its block under the phase `name`.
 
-        Inside another phase, the outer phase counts.
+        A phase inside another phase counts as the outer one.
         """
         before, self._phase = self._phase, self._phase or name
         self.note()
@@ -67,7 +67,7 @@ class SGDByHand:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Move the parameters that have a gradient."""
+        """Update the parameters that have a gradient."""
         for parameter in self.parameters:
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self.rate)
@@ -150,7 +150,7 @@ def train(
     setting: Mapping[str, Any],
     watch: Watch,
 ) -> None:
-    """Train with the microbatches, checkpoints and time of clearing that `setting` has."""
+    """Train with the microbatches, the checkpoints and the time of clearing in `setting`."""
     for iteration, (inputs, targets) in enumerate(batches):
         parts = setting["microbatches"]
         for part, (x, y) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):

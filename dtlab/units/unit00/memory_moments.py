@@ -1,6 +1,6 @@
-"""00/memory_moments: the bytes in GPU memory, from building a model to its second forward pass.
+"""00/memory_moments: predict the bytes in GPU memory up to a model's second forward pass.
 
-`tests/test_unit00_reason.py` compares them with the tensors of a real model.
+`tests/test_unit00_reason.py` compares the right answers with the tensors of a real model.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PART = Part(
             "Multiply the bytes per parameter by the millions of parameters to get MB.",
             {
                 "2 * weights": "there are no gradients yet: the backward pass makes them.",
-                "parameters": "this is the number of parameters. How many bytes has each of them?",
+                "parameters": "this is the number of parameters. How many bytes does each take?",
             },
             unit="MB",
         ),
@@ -125,7 +125,7 @@ PART = Part(
             "second",
             MOMENTS["second"],
             "held['second']",
-            "Add what has stayed since the first forward pass. Are the gradients still there?",
+            "Add what the first iteration left in memory. Are the gradients still there?",
             {
                 "held['forward']": "this is the first iteration. What has been added since?",
                 "answer - weights if late else answer + weights": "when does your loop clear the "

@@ -1,4 +1,4 @@
-"""00/scaling_report: what limits a run on N ranks, and what speed-up it would reach without it."""
+"""00/scaling_report: find what limits a run on N ranks, and the speed-up without that limit."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ _ADVICE = {
     "serial": "Use all spans with other names. In strong scaling, a rank's share of the time on "
     "one rank is 1/N of it. The time above that share is lost.",
     "imbalance": "Take `trace.idle`, the mean over the ranks.",
-    "latency": "Fit seconds = a + b x bytes to the collectives, each measured from when the last "
-    "rank has come. Latency's share of the exposed time is the share of a in their total time.",
+    "latency": "Fit seconds = a + b x bytes to the collectives, each measured from the start of "
+    "the last rank. Latency's share of the exposed time is the share of a in their total time.",
     "bandwidth": "Take the mean exposed time over the ranks, minus the part that is latency.",
 }
 
@@ -60,7 +60,7 @@ class Wanted(NamedTuple):
 class Scaled(Faulty):
     """A call of `scaling_report(traces, scaling)`; `runs` has the rows for each number of ranks.
 
-    For `recorded` runs only the cause is judged, since their exact times are not known.
+    For `recorded` runs only the cause is judged.
     """
 
     alone = True
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
 
 
 def clear_job(draw: random.Random, cause: str, weak: bool, sizes: Sequence[int]) -> Scaled:
-    """A job that loses most time to `cause`, with a clear order of its causes."""
+    """A job that loses the most time to `cause`, with a clear order of its three main causes."""
     causes = ("cores", "imbalance", "latency", "bandwidth") if weak else CAUSES
     for _ in range(200):
         second = draw.choice([name for name in causes if name != cause])
@@ -285,8 +285,8 @@ PART = Part(
             rule("compute", 4, "time lost to input, cores and serial work is right", "form"),
             rule("waiting", 1, "time lost waiting for other ranks is right", "form"),
             rule("wire", 3, "exposed time is divided into latency and bandwidth", "form"),
-            rule("cause", 2, "the main cause is right, also of recorded runs", "numbers", *_LOST),
-            rule("levers", 2, "the two best levers and their speed-ups", "numbers", *_LOST),
+            rule("cause", 2, "the main cause is right, also for recorded runs", "numbers", *_LOST),
+            rule("levers", 2, "two best levers and speed-ups are right", "numbers", *_LOST),
         ),
     ),
 )

@@ -14,7 +14,7 @@ _CARD, _LARGE_CARD = 80, 141  # GB
 
 
 def _draw(draw: Random) -> Values:
-    """Draw GPUs and deadlines for three fixed models."""
+    """Draw GPUs, activations and deadlines for three models of fixed size."""
     week = {"deadline": draw.choice((12, 24, 36, 48)), "gpus": draw.choice((4, 8, 16))}
     large = {"gpus": draw.choice((8, 16, 32, 64)), "activations": draw.choice((2, 5, 9))}
     large["card"] = draw.choice((_CARD, _LARGE_CARD))

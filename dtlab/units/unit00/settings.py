@@ -1,4 +1,4 @@
-"""Draws settings of the models in Level III. `measured` lists the keys of a setting."""
+"""Draws settings of the models in Level III. `measured` documents the keys of a setting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS: Final = ("activations", "states", "weights", "late", "frozen", "checkpoin
 
 
 def draw_setting(draw: Random, kind: str) -> Setting:
-    """Draws the setting of a model; `kind` says what takes most of its memory, or when."""
+    """Draw the setting of a model; `kind` names the feature that shapes its memory use."""
     inner = [16 * draw.randint(5, 10) for _ in range(draw.randint(2, 4))]
     widths = [16 * draw.randint(3, 6), *inner, 16 * draw.randint(1, 3)]
     adam = {"optimizer": "Adam"}

@@ -46,16 +46,16 @@ def lost_seconds(traces: Traces, scaling: str) -> dict[str, float]:
 
 
 def _used(trace: Trace) -> dict[str, float]:
-    """Seconds spent on each cause, the mean over the ranks."""
+    """Mean seconds that a rank spends on each cause."""
     used = dict.fromkeys(CAUSES, 0.0)
     for event in trace.events:
         if event.kind == "compute":
             name = "cores" if event.name in _COMPUTE else event.name
             name = name if name in ("cores", "input") else "serial"
             used[name] += (event.end - event.start) / trace.world_size
-    every, share = range(trace.world_size), latency_share(trace)
-    used["imbalance"] = sum(map(trace.idle, every)) / trace.world_size
-    exposed = sum(map(trace.exposed_comm, every)) / trace.world_size
+    ranks, share = range(trace.world_size), latency_share(trace)
+    used["imbalance"] = sum(map(trace.idle, ranks)) / trace.world_size
+    exposed = sum(map(trace.exposed_comm, ranks)) / trace.world_size
     return used | {"latency": exposed * share, "bandwidth": exposed * (1 - share)}
 
 

@@ -1,4 +1,4 @@
-"""Training jobs, and the strategy that `dtlab.predict.choose` gives, for two parts of Level I."""
+"""Training jobs and their strategy by `dtlab.predict.choose`, for two parts of Level I."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def draw_job(draw: Random, leaf: str) -> dict[str, Any]:
 
 
 def _may_be(job: Values, leaf: str) -> bool:
-    """A quick test before the tree is evaluated: does a replica fit, and does a sample?"""
+    """Whether the job could end at `leaf`: a test that is faster than the decision tree."""
     replica = bool(16 * job["billions"] + job["activations"] <= job["card"])
     sample = bool(job["activations"] <= job["card"])
     if leaf in ("one_gpu", "data", "more_gpus"):
@@ -122,7 +122,7 @@ _STRATEGY_MISTAKES = {
     "does a rank hold with stage 3?",
     "split samples": _SPLIT,
     "split samples and ZeRO-3": _SPLIT,
-    "more GPUs": "are the GPUs too few for the deadline, or for the bytes with all sharded?",
+    "more GPUs": "are the GPUs too few for the deadline, or for a job with everything sharded?",
 }
 _FACT_MISTAKES = {
     "time": "this fact decides only if a replica fits. Does the strategy depend on it here?",

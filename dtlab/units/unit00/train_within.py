@@ -13,14 +13,14 @@ from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 
 _NEAR = 1e-4  # relative tolerance of a loss
-_NEAR_MEAN = 1e-3  # of a mean, which is near 0
+_NEAR_MEAN = 1e-3  # relative tolerance of the mean, which is near 0
 _SAME = "The function must return the same values as before: change only its memory use."
 
 
-_SEEN = {
+_ADVICE = {
     "steps": "This run has many steps, and its memory grows with their number.",
     "rows": "This run has many held-out rows, and its memory grows with their activations.",
-    "weights": "This run has large weights, and twice their bytes are in memory in forward.",
+    "weights": "This run has large weights, and the forward pass holds twice their bytes.",
 }
 
 
@@ -49,15 +49,15 @@ class Running(Faulty):
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
         from dtlab.units.unit00.leak_training import run
 
-        return {"ran": run(fn, **given)}
+        return {"result": run(fn, **given)}
 
     def opened(self, result: Any) -> Noted:
-        if isinstance(result["ran"], str):
-            return Noted({"form": result["ran"][:80]})
-        mean, losses, peak = result["ran"]
+        if isinstance(result["result"], str):
+            return Noted({"form": result["result"][:80]})
+        mean, losses, peak = result["result"]
         return Noted({"mean": float(mean), "losses": [*map(float, losses)], "peak": int(peak)})
 
-    def ran(self, fault: str = "") -> Any:
+    def reference(self, fault: str = "") -> Any:
         """Mean, losses and peak bytes of the repaired script, with `fault` put back if given."""
         from dtlab.units.unit00.leak_script import mended
         from dtlab.units.unit00.leak_training import run
@@ -69,7 +69,7 @@ class Running(Faulty):
         if result.get("form"):
             yield "results", f"train {result['form']}.\n{_SAME}"
             return
-        mean, losses, least = self.ran()
+        mean, losses, least = self.reference()
         if len(result["losses"]) != len(losses):
             count = len(result["losses"])
             message = f"train returns {count} losses; there are {self.steps} steps."
@@ -85,17 +85,17 @@ class Running(Faulty):
         if not abs(result["mean"] - mean) <= _NEAR_MEAN * abs(mean) + 1e-7:
             message = f"the mean of the outputs is {result['mean']:.5f}; it was {mean:.5f}."
             yield "results", f"{message}\n{_SAME}"
-        limit = (least + self.ran(self.fault)[2]) // 2  # halfway between repaired and faulty run
+        limit = (least + self.reference(self.fault)[2]) // 2  # halfway between both runs
         if result["peak"] > limit:
             yield (
                 self.fault,
                 f"the run peaks at {result['peak']:,} bytes, and the limit is {limit:,}.\n"
-                f"{_SEEN[self.fault]}",
+                f"{_ADVICE[self.fault]}",
             )
 
 
 def _trials(seed: int) -> list[Trial]:
-    """A trial with a run for each fault, in which that fault takes the most memory."""
+    """One trial: for each fault, a run in which that fault takes the most memory."""
     draw = random.Random(seed)
     wide, narrow = (16 * draw.randint(*bounds) for bounds in ((8, 12), (1, 3)))
     rows = 8 * draw.randint(2, 4)
@@ -114,7 +114,7 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("results", 2, "it trains as before, and returns the same values"),
+            rule("results", 2, "train returns the same values as before"),
             rule("steps", 1, "many steps need no more memory than a few", "results"),
             rule("rows", 2, "many held-out rows stay within the limit", "results"),
             rule("weights", 1, "large weights stay within the limit", "results"),

@@ -22,7 +22,7 @@ _FINISHED = ("dtlab.trace", "dtlab.trace.analysis", "dtlab.trace.columns", "dtla
 _NEAR = 1e-6  # seconds
 _USES = ("busy", "exposed", "idle")
 _ADVICE = {  # by criterion: the time that it judges, and advice
-    "busy": ("busy", "Spans may be nested and overlap: a second counts once."),
+    "busy": ("busy", "Spans may be nested and overlap: each second counts once."),
     "hidden": (
         "exposed",
         "A rank that computes during a transfer is busy and loses nothing: only the time "
@@ -30,8 +30,8 @@ _ADVICE = {  # by criterion: the time that it judges, and advice
     ),
     "arrival": (
         "exposed",
-        "A collective begins once the last rank has come to it; the k-th one of each rank is the "
-        "same collective. Until then a rank waits for another rank, not for the wire. It lasts "
+        "A collective begins when the last rank joins; the k-th one of each rank is the "
+        "same collective. Before that, a rank waits for another rank, not for the wire. It lasts "
         "until its end on this rank: ranks do not all finish it at the same time.",
     ),
     "idle": (
@@ -110,7 +110,7 @@ class Divided(Faulty):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """For each criterion two sets of events that test it, with drawn times."""
+    """For each criterion, two sets of events with drawn times that test it."""
     draw = random.Random(seed)
     makers = {"busy": _nested, "hidden": _overlapped, "arrival": _late, "idle": _shifted}
     return [
@@ -190,7 +190,7 @@ PART = Part(
         rules=(
             rule("busy", 3, "nested and overlapping spans count once"),
             rule("hidden", 2, "communication hidden behind compute is not exposed", "form"),
-            rule("arrival", 3, "a collective begins with the last rank", "form"),
+            rule("arrival", 3, "a collective begins when the last rank joins", "form"),
             rule("idle", 2, "the rest of the trace is idle", "form"),
         ),
     ),

@@ -1,4 +1,4 @@
-"""01/averages: the sum and the average of two gradients."""
+"""01/averages: compute the sum and the average of two gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["PART", "SUMS", "gradient_rows"]
 SUMS = {  # formulas computed from `gradients`
     "total": "[sum(column) for column in zip(*gradients)]",
     "mean": "[value / len(gradients) for value in total]",
-    "own_means": "[sum(gradient) / len(gradient) for gradient in gradients]",
+    "worker_means": "[sum(gradient) / len(gradient) for gradient in gradients]",
 }
 
 
@@ -60,11 +60,11 @@ PART = Part(
             "average",
             "the gradient that both workers use in their step",
             "mean",
-            "One operation turns the sum into it.",
+            "Which operation turns the sum into the average?",
             {
                 "total": "this is the sum. With it, the step is twice as long.",
-                "own_means": "this averages over the elements of one worker.",
-                "[value / 2 for value in mean]": "this divides twice.",
+                "worker_means": "this averages over the elements of one worker.",
+                "[value / 2 for value in mean]": "this divides by two twice.",
                 "sum(mean) / 2": "this is one number. The gradient has one for each weight.",
                 "gradients[0]": "this is worker 0's own gradient, without worker 1's.",
             },

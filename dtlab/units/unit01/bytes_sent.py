@@ -1,4 +1,4 @@
-"""01/bytes_sent: how many bytes a rank sends in collectives, in multiples of the tensor's size."""
+"""01/bytes_sent: compute how many bytes a rank sends in several algorithms for collectives."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import log2
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.declared import asked, choices, number
 
-_COUNT = "Count the messages that this rank sends, and multiply by the size of each."
+_COUNT = "Count the messages that this rank sends, and multiply by the size of a message."
 _BOTH_WAYS = "this also counts the bytes that the rank receives. Count only those it sends."
 _UNCUT = "the tensor is not cut into chunks here: each message is a whole tensor."
 _WHOLE = "this sends the whole tensor in every round. A ring sends one chunk."
@@ -60,8 +60,8 @@ PART = Part(
                 "2 * S": "this takes N rounds for each half. A rank starts with one chunk.",
                 "answer * N": _WHOLE,
                 "answer * 2": _BOTH_WAYS,
-                "2 / N * S": "this is one round of each half. How many rounds has a half?",
-                "(N - 1) * S": "this is what rank 0 sends through a central server.",
+                "2 / N * S": "this is one round of each half. How many rounds does a half take?",
+                "(N - 1) * S": "this is what rank 0 sends in an all-reduce through rank 0.",
             },
             points=2,
             unit="MB",

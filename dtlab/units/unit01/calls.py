@@ -1,7 +1,7 @@
 """Test cases for the collectives of Level II: seeded inputs, and the expected results.
 
 A `Call` is a `Case`: it makes each rank's input, calls the learner's function with it on the rank,
-and says what is wrong with the `Answer` of each rank.
+and writes a message about a rank whose `Answer` is wrong.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Answer:
 class Call(Case):
     """One call on every rank: over all ranks, or over each of disjoint `groups` at the same time.
 
-    `size` is the number of elements of a rank's input, which is random, or labelled with the rank:
-    see `labelled`. `place` names the argument that receives
-    the result, `noun` the result. `note` is further advice on subgroups.
+    `size` is the number of elements of a rank's input. The input is random unless `is_labelled`:
+    see `labelled`. `place` names the argument that receives the result, and `noun` names the
+    result. `note` is further advice on subgroups.
     """
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.collectives",)
@@ -63,7 +63,7 @@ class Call(Case):
     noun = "sum"
     note = ""
     unchanged = (
-        "`tensor` is as it was: write the sums into it, with += or copy_(). chunks[i] = ... "
+        "`tensor` is unchanged: write the sums into it, with += or copy_(). chunks[i] = ... "
         "changes only your list of chunks."
     )
 
@@ -97,7 +97,7 @@ class Call(Case):
         return first.float().mul_(10**rank)
 
     def labelled(self) -> tuple[Call, str]:
-        """The call with whole numbers from which one can read whose values a sum contains."""
+        """The call with whole numbers as inputs, so that a sum shows which ranks it contains."""
         rank = "global rank r" if self.groups else "rank r"
         return replace(self, is_labelled=True), (
             f"Here {rank} holds 10^r times 1, 2, ... 9, 1, 2, ...: the last digit of a sum comes "
@@ -146,20 +146,20 @@ class Call(Case):
         return answer
 
     def mistake(self, results: Sequence[Answer]) -> str:
-        """What is wrong on the lowest rank that has a wrong result; empty if none has."""
+        """A message about the lowest rank with a wrong result; empty if all are right."""
         inputs = self.inputs(len(results))
-        messages = ((rank, self.wrong(one, rank, inputs)) for rank, one in enumerate(results))
-        found = ((rank, message) for rank, message in messages if message)
-        return next((self._in_place(rank, message) for rank, message in found), "")
+        messages = ((rank, self.wrong(got, rank, inputs)) for rank, got in enumerate(results))
+        wrong = ((rank, message) for rank, message in messages if message)
+        return next((self._with_advice(rank, message) for rank, message in wrong), "")
 
-    def _in_place(self, rank: int, message: str) -> str:
-        """A message about a rank; in a group also with its group rank, and a hint."""
+    def _with_advice(self, rank: int, message: str) -> str:
+        """The message with the rank, its group rank if it is in a group, and advice."""
         group = next((group for group in self.groups if rank in group), ())
         place = f" (group rank {group.index(rank)})" if group else ""
         return f"rank {rank}{place}: {message}\n{self.advice(message)}".rstrip()
 
     def advice(self, trouble: str) -> str:
-        """A hint on process groups, or on the lengths of chunks if they do not fit."""
+        """Advice on process groups, or on the lengths of chunks if they differ."""
         if self.groups and "'group'" in trouble:
             return "Your function takes no `group`: write group=None as its last argument."
         if self.groups:
@@ -168,7 +168,7 @@ class Call(Case):
         return _lengths(self.size, ranks) if self.size % ranks else ""
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
-        """What is wrong with the answer of one rank; empty if it is right."""
+        """A message about the answer of one rank; empty if it is right."""
         members = self.members(rank, len(inputs))
         parts = {other: self.part(tensor, members, rank) for other, tensor in inputs.items()}
         sentence = wrong_sum(answer.result, parts, self.wanted(members))
@@ -192,11 +192,11 @@ _OTHER_SIZES = re.compile(
 
 
 def _on_groups(trouble: str) -> str:
-    """What to write so that a function works on a group of some ranks."""
+    """Advice on how to write a function that works on a group of some ranks."""
     give = "Pass `group` to every call of torch.distributed; without it, all ranks take part."
     count = (
-        "Use ranks of the group: dist.get_rank(group), group_dst=..., group_src=...; a rank of "
-        "the group is not the global rank that dst= and src= take."
+        "Use ranks of the group: dist.get_rank(group), group_dst=..., group_src=...; dst= and "
+        "src= take global ranks, which are other numbers."
     )
     if "not those of" in trouble:
         return give
@@ -204,7 +204,7 @@ def _on_groups(trouble: str) -> str:
 
 
 def _global(groups: Groups) -> str:
-    """Says which numbers a message means, with the last rank of the first group as an example."""
+    """A sentence on global ranks, with the last rank of the first group as an example."""
     *others, last = groups[0]
     return (
         f"The ranks named above are global ranks: in the group of {ranks_in_words(groups[0])}, "
@@ -213,7 +213,7 @@ def _global(groups: Groups) -> str:
 
 
 def _lengths(size: int, ranks: int) -> str:
-    """Says how long the chunks are whose number does not divide the size."""
+    """Advice that names the lengths of `ranks` chunks that do not divide `size` evenly."""
     least, longer = divmod(size, ranks)
     first, rest = (
         ranks_in_words(numbers).replace("rank", "chunk")
@@ -252,7 +252,7 @@ class Broadcast(Call):
     seat: int = 0
 
     noun = "values"
-    unchanged = "`tensor` is as it was: receive into it, or copy what you receive into it."
+    unchanged = "`tensor` is unchanged: receive into it, or copy the received values into it."
     note = "`src` is a global rank; dist.get_group_rank(group, src) is its number in the group."
 
     def __str__(self) -> str:
@@ -285,34 +285,34 @@ class ReduceScatter(Call):
         return (tensor.new_full((self.size // len(members),), self.before), tensor), {}
 
     def wrong(self, answer: Answer, rank: int, inputs: Tensors) -> str:
-        """What is wrong; recognises a wrong chunk and the old content of `output`."""
+        """A message that also recognises a wrong chunk and the old content of `output`."""
         sentence = super().wrong(answer, rank, inputs)
         members, result = self.members(rank, len(inputs)), answer.result
-        chunks, own = total(inputs, members).chunk(len(members)), members.index(rank)
+        chunks, index = total(inputs, members).chunk(len(members)), members.index(rank)
         if not sentence or answer.returned is not None or result.shape != chunks[0].shape:
             return sentence
-        here = f"group rank {own}" if self.groups else f"rank {own}"
+        here = f"group rank {index}" if self.groups else f"rank {index}"
         if (result == self.before).all():
-            return "`output` is as it was: write the sum into it."
-        if (result - self.before).equal(chunks[own]):
+            return "`output` is unchanged: write the sum into it."
+        if (result - self.before).equal(chunks[index]):
             return "this is the sum plus the old content of `output`: overwrite `output`."
         for number, chunk in enumerate(chunks):
             if result.equal(chunk):
                 return (
-                    f"this is chunk {number} of the sum, and {here} must have chunk {own}. "
+                    f"this is chunk {number} of the sum, and {here} must have chunk {index}. "
                     "A chunk makes N-1 hops and must end on the rank with its number: chunk c "
                     "starts on rank c + 1 if you send to rank + 1, on rank c - 1 if you send to "
                     "rank - 1."
                 )
-        found = _summands(result, {each: inputs[each].chunk(len(members)) for each in members})
-        if not found or set(found.values()) == {own}:
+        terms = _summands(result, {each: inputs[each].chunk(len(members)) for each in members})
+        if not terms or set(terms.values()) == {index}:
             return sentence
-        values = " and ".join(f"chunk {chunk} of rank {each}" for each, chunk in found.items())
+        values = " and ".join(f"chunk {chunk} of rank {each}" for each, chunk in terms.items())
         advice = "Add to each arriving chunk your own chunk with the same number."
-        if len(found) < len(members):
+        if len(terms) < len(members):
             advice = "A chunk passes every rank in N-1 rounds, and each rank adds its own to it."
         return (
-            f"this is {values}; {here} must have the sum of chunk {own} of all {len(members)} "
+            f"this is {values}; {here} must have the sum of chunk {index} of all {len(members)} "
             f"ranks. {advice}"
         )
 
@@ -328,16 +328,16 @@ class ReduceScatter(Call):
 def _summands(
     result: torch.Tensor, chunks: Mapping[int, Sequence[torch.Tensor]]
 ) -> dict[int, int]:
-    """The chunk of each rank that `result` sums, by rank; empty if none or several ways fit."""
+    """By rank, the number of its chunk in the sum `result`; empty unless one choice fits."""
     import torch
 
-    if len(result) < 2:  # one element fits by chance
+    if len(result) < 2:  # a single element may fit by chance
         return {}
     choices = list(product(range(-1, len(chunks)), repeat=len(chunks)))  # -1: no chunk of the rank
     nothing = torch.zeros_like(result[:8])
-    terms = [torch.stack([*(each[:8] for each in own), nothing]) for own in chunks.values()]
+    terms = [torch.stack([*(chunk[:8] for chunk in row), nothing]) for row in chunks.values()]
     picked = torch.tensor(choices)
-    sums = torch.stack([own[picked[:, at]] for at, own in enumerate(terms)]).sum(dim=0)
+    sums = torch.stack([row[picked[:, at]] for at, row in enumerate(terms)]).sum(dim=0)
     fits = (sums == result[:8]).all(dim=1).nonzero().flatten().tolist()
     if len(fits) != 1:
         return {}

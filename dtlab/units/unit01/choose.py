@@ -1,6 +1,6 @@
 """01/choose: choose the fastest all-reduce for each tensor size, on networks of two levels.
 
-A rank calls `choose(nbytes, cluster) -> name`. The answers are judged by the predictions of
+A rank calls `choose(nbytes, cluster) -> name`. The check judges the answers by the predictions of
 `dtlab.predict`, and by the times of ranks that run the chosen algorithm on an emulated
 interconnect. These ranks run only our code, since a learner's code could falsify the times.
 """
@@ -167,7 +167,7 @@ class OnTheWire(Case):
         return ""
 
     def measured(self, results: Sequence[Any]) -> float:
-        """Seconds of the faster run, from when all ranks have begun until all have ended."""
+        """Seconds of the faster run, from the last rank's start to the last rank's end."""
         runs = zip(*results, strict=True)
         durations = [max(end for _, end in run) - max(start for start, _ in run) for run in runs]
         return float(min(durations))
@@ -179,7 +179,7 @@ def _all_reduce(name: str, tensor: Any, ranks_per_node: int) -> None:
 
 
 class Asked(Trial):
-    """A trial that is described by its network, since the number of ranks does not matter."""
+    """A trial whose messages name its network, since the number of ranks does not matter."""
 
     def words(self, case: int | None = None) -> str:
         if case is None and len(self.cases) > 1:
@@ -225,7 +225,7 @@ def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
 
 
 def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> Judging:
-    """A judge that passes if `wrong` is empty. Only the `first` judge reports invalid names."""
+    """A judge that passes if `wrong` returns "". Only the `first` judge reports invalid names."""
 
     def judge(seen: Seen) -> Verdict:
         if seen[0].mistakes:
@@ -285,14 +285,14 @@ def _slow_on_the_wire(seen: Seen) -> str:
         best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
         if seconds > _TOO_SLOW * best:
             took = f"{case.name} took {seconds:.2f} s"
-            return f"{case}: {took} on the emulated wire; the best needs {best:.2f} s."
+            return f"{case}: {took} on the emulated wire; the best takes {best:.2f} s."
     return ""
 
 
 PART = Part(
     name="01/choose",
     level=3,
-    title="The algorithm that suits",
+    title="The fastest algorithm",
     minutes=25,
     difficulty=3,
     check=Check(
@@ -300,7 +300,7 @@ PART = Part(
         then=_on_the_wire,
         rules=(
             Rule("budget", 4, _judge("the step is within the budget", _over_budget, first=True)),
-            Rule("elsewhere", 4, _judge("nearly the best on other networks too", _slow_elsewhere)),
+            Rule("elsewhere", 4, _judge("nearly as fast on other networks too", _slow_elsewhere)),
             Rule("wire", 2, _judge("real runs are as fast as predicted", _slow_on_the_wire)),
         ),
     ),

@@ -1,4 +1,4 @@
-"""01/hierarchical_all_reduce: an all-reduce that sends few bytes between nodes."""
+"""01/hierarchical_all_reduce: write an all-reduce that sends few bytes between nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SLACK = 0.01
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The trials that count bytes, then nodes of several sizes, then a group with nodes of two."""
+    """Trials that count bytes, trials with several node sizes, and one on a subgroup."""
     draw = random.Random(seed)
     trials = [
         Trial(_RANKS, [HierarchicalAllReduce(seed, _BYTES // 4, ranks_per_node=per_node)])
@@ -75,7 +75,7 @@ def _traffic_rule(*, crossing: bool) -> Rule:
 
 
 def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
-    """The likely reason for too many bytes between nodes, judged from the amounts."""
+    """Advice on too many bytes between nodes, by the messages and by the bytes of each rank."""
     nodes = _RANKS // per_node
     whole = 2 * (nodes - 1) / nodes * _BYTES
     if all((m.target - m.source) % _RANKS in (1, _RANKS - 1) for m in all_sent):
@@ -97,7 +97,7 @@ def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
 PART = Part(
     name="01/hierarchical_all_reduce",
     level=2,
-    title="An all-reduce for nodes",
+    title="A hierarchical all-reduce",
     minutes=30,
     difficulty=3,
     stretch=True,
@@ -108,7 +108,7 @@ PART = Part(
                 "result",
                 3,
                 judge_result(
-                    "the sum is right and in place on 1 to 6 ranks, in nodes of 1, 2 and 3",
+                    "the sum is right and in place on up to 6 ranks, in nodes of 1, 2 and 3",
                     lambda seen: chunks_pattern(seen, "G"),
                 ),
             ),

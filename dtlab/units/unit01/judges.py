@@ -52,7 +52,7 @@ def calls_of(observation: Observation) -> list[Call]:
 
 
 def over_the_world(seen: Seen) -> list[Observation]:
-    """The trials in which all ranks take part, from few ranks and elements to many."""
+    """The trials in which all ranks take part, sorted by their numbers of ranks and elements."""
 
     def extent(run: Observation) -> tuple[int, int]:
         return run.trial.world_size, min(call.size for call in calls_of(run))
@@ -63,14 +63,14 @@ def over_the_world(seen: Seen) -> list[Observation]:
 # Work done by ready-made code -------------------------------------------------------------------
 
 
-def _not_your_own(seen: Seen) -> str:
-    """A message if the data did not move by the learner's own messages; empty if it did."""
+def _moved_by_other_code(seen: Seen) -> str:
+    """A message if something else than the learner's messages moved the data; else empty."""
     for run in seen:
-        ours = {name for answers in run.results for answer in answers for name in answer.finished}
+        dtlabs = {name for results in run.results for got in results for name in got.finished}
         torchs = set(run.trace.ops() if run.trace is not None else ()) - _POINT_TO_POINT
-        for name in (*sorted(ours), *(f"dist.{name}" for name in sorted(torchs))):
+        for name in (*sorted(dtlabs), *(f"dist.{name}" for name in sorted(torchs))):
             return (
-                f"{name[:100]} does the work for you, and a finished collective does not count: "
+                f"{name[:100]} does the work for you, and a ready-made collective does not count: "
                 "build it from dist.isend and dist.recv."
             )
     return next(filter(None, (unseen_messages(run) or _unseen_source(run) for run in seen)), "")
@@ -80,21 +80,21 @@ def _unseen_source(run: Observation) -> str:
     """A message if results are right although a rank received too few bytes; empty otherwise."""
     if run.trace is None or run.mistakes:
         return ""
-    ranks, arrived = run.trial.world_size, messages(run.trace)
+    ranks, sent = run.trial.world_size, messages(run.trace)
     for rank in range(ranks):
-        came = sum(message.bytes for message in arrived if message.target == rank)
+        received = sum(message.bytes for message in sent if message.target == rank)
         needed = sum(call.needs(rank, ranks) for call in calls_of(run))
-        if came < needed:
+        if received < needed:
             return (
                 f"{run.trial.words()}: the result on rank {rank} is right, but of the "
-                f"{amount(needed)} that it needs, only {amount(came)} came in messages: the "
-                "data came another way. Use dist.isend and dist.recv."
+                f"{amount(needed)} that it needs, only {amount(received)} arrived in messages: "
+                "the data arrived another way. Use dist.isend and dist.recv."
             )
     return ""
 
 
 def by_luck(seen: Seen) -> str:
-    """A message if a rank does not wait for a message that it posted; empty if all wait."""
+    """A message if a rank does not wait for a transfer that it started; empty if all wait."""
     for run in seen:
         for event in run.trace.events if run.trace is not None else ():
             if event.name in ("send", "recv") and event.extra.get("blocked") == []:
@@ -112,14 +112,14 @@ def by_luck(seen: Seen) -> str:
 def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
     """Makes a judge of the result over all ranks; `right` is its message for a right result.
 
-    `pattern` returns advice if right and wrong calls follow a known pattern.
+    `pattern` returns advice if the right and the wrong calls follow a known pattern.
     """
 
     def judge(seen: Seen) -> Verdict:
         world = over_the_world(seen)
         mistakes = [mistake for run in world for mistake in run.mistakes]
         wrong = f"{mistakes[0]}\n{pattern(world)}".rstrip() if mistakes else by_luck(world)
-        wrong = _not_your_own(seen) or wrong
+        wrong = _moved_by_other_code(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
     return Judging(right, judge)
@@ -128,12 +128,12 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
 def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
     """Makes a judge that is blocked until the learner's own messages give the right result.
 
-    Then `wrong` returns what is wrong; if that is empty, the criterion is ok, with `right` as its
-    message.
+    Then `wrong` returns a message about a mistake; if that is empty, the criterion is met, and
+    its message is `right`.
     """
 
     def judge(seen: Seen) -> Verdict:
-        if _not_your_own(seen):
+        if _moved_by_other_code(seen):
             return blocked("judged once your own messages move the data")
         if any(run.mistakes for run in over_the_world(seen)):
             return blocked("judged once the result over all ranks is right")
@@ -144,7 +144,7 @@ def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
 
 
 def _wrong_in_groups(seen: Seen) -> str:
-    """What is wrong on groups whose members are not the first ranks of the world."""
+    """A message about groups whose members are not the first ranks of the world, or empty."""
     run = next(run for run in seen if calls_of(run)[0].groups)
     return run.mistakes[0] if run.mistakes else ""
 
@@ -160,12 +160,12 @@ def judge_sent(
 ) -> Judging:
     """A judge of the messages in the first `measured` trials, each of which has one call.
 
-    `wrong(call, trace)` says what is wrong; it is empty if nothing is. If a result is wrong and
-    a rank sent less than `least` bytes, the criterion is blocked until the result is right.
+    `wrong(call, trace)` returns a message about a mistake, or "". If a result is wrong and a
+    rank sent less than `least` bytes, the criterion is blocked until the result is right.
     """
 
     def judge(seen: Seen) -> Verdict:
-        if _not_your_own(seen):
+        if _moved_by_other_code(seen):
             return blocked("judged once your own messages move the data")
         sent = []
         for run in seen[:measured]:
@@ -205,7 +205,7 @@ def chunks_pattern(seen: Seen, count: str = "N") -> str:
 
 
 def _only_uneven_is_wrong(run: Observation) -> bool:
-    """Whether every call was right whose size is a multiple of the number of ranks."""
+    """Whether all calls with a size that is a multiple of the number of ranks were right."""
     calls, ranks = calls_of(run), run.trial.world_size
     if run.error is not None:
         at = run.failed_case

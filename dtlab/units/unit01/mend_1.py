@@ -1,4 +1,4 @@
-"""01/mend_1: repair a ring that uses local ranks where global ranks are meant."""
+"""01/mend_1: repair a ring that uses local ranks where it needs global ranks."""
 
 from __future__ import annotations
 

@@ -26,13 +26,13 @@ def _mean(good: Sequence[torch.Tensor], ranks: int) -> torch.Tensor | float:
 _USUAL: tuple[tuple[Callable[..., Any], str], ...] = (  # common wrong gradients, and advice
     (
         lambda good, ranks: sum(good) / ranks,
-        "Every sum of gradients is divided by the number of ranks, also where a batch is bad.",
+        "Every sum of gradients is divided by the number of ranks, even if a batch is bad.",
     ),
     (
         lambda good, ranks: _mean(good, ranks) if len(good) == ranks else 0.0,
-        "No rank makes a step in which one batch is bad, although the other batches are good.",
+        "No rank makes a step if one batch is bad, although the other batches are good.",
     ),
-    (lambda good, ranks: sum(good), "Each step is made with the sum of the gradients."),
+    (lambda good, ranks: sum(good), "Each step uses the sum of the gradients."),
 )
 _OTHERWISE = (
     "Go through the steps: which gradients are in the sum, and by what number is it divided?"
@@ -105,12 +105,12 @@ def _trials(seed: int) -> list[Trial]:
     def bad(*places: tuple[int, int], steps: int = 3) -> Batches:
         return Batches(seed, draw.randint(2, 5), steps, frozenset(places))
 
-    everybody = [(rank, draw.randrange(3)) for rank in range(3)]
-    all_at_once = [(rank, 1) for rank in range(3)]
+    one_each = [(rank, draw.randrange(3)) for rank in range(3)]
+    same_step = [(rank, 1) for rank in range(3)]
     return [
         Trial(1, [bad(), bad(steps=1), bad((0, draw.randrange(3)))]),
         Trial(2, [bad(), bad((1, 2)), bad((0, 0), (1, 2))]),
-        Trial(3, [bad((draw.randrange(3), 0)), bad(*everybody), bad(*all_at_once)]),
+        Trial(3, [bad((draw.randrange(3), 0)), bad(*one_each), bad(*same_step)]),
         Trial(4, [Batches(seed, ELEMENTS, 3, frozenset({(2, draw.randrange(3))}))]),
     ]
 

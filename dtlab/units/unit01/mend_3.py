@@ -1,4 +1,4 @@
-"""01/mend_3: repair all-reduces that some ranks call on their groups in another order."""
+"""01/mend_3: repair all-reduces that ranks call on their groups in different orders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Grid(Faulty):
     topic: str = "result"
 
     def __str__(self) -> str:
-        return f"{self.per_row} in a row"
+        return f"{self.per_row} ranks in a row"
 
     def inputs(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and gradients of a rank."""

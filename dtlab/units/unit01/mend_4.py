@@ -37,7 +37,7 @@ class Strips(Returning):
     width: int
 
     def __str__(self) -> str:
-        return f"{self.height} rows on each"
+        return f"{self.height} rows on each rank"
 
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
         return (labelled(self.seed, self.height * self.width, rank).view(self.height, self.width),)
@@ -67,7 +67,7 @@ _FORM = 'Write {"ranks": number, "top": {rank: row of the field, ...}}.'
 
 
 def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
-    """What is wrong with {"ranks": number, "top": {rank: row}}; empty if it is right."""
+    """A message about {"ranks": number, "top": {rank: row}}; empty if it is right."""
     (case,) = run.trial.cases
     assert isinstance(case, Strips)
     ranks = run.trial.world_size

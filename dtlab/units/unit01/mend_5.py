@@ -75,7 +75,7 @@ _FORM = 'Write {"bytes": number, "summed": {(row, column), ...}}.'
 
 
 def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
-    """What is wrong with {"bytes": of the wrong all-reduce, "summed": {(row, column)}}."""
+    """A message about {"bytes": of the wrong all-reduce, "summed": {(row, column)}}, or empty."""
     (case,) = run.trial.cases
     assert isinstance(case, Columns)
     assert run.trace is not None
@@ -86,7 +86,7 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
     if size not in sizes:
         return (
             f"the trace has no all_reduce of {size} bytes. How many elements does each all_reduce "
-            "have, and how many bytes has an element?"
+            "have, and how many bytes does an element take?"
         )
     if size != sizes[-1]:
         return f"the all_reduce of {amount(sizes[0])} sums the samples, and is correct."
@@ -101,7 +101,7 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
         return ""
     message = f"you name {len(answer)} elements, and {len(summed)} hold the sum."
     if len(answer) == len(summed):
-        message = "the number of elements is right, but they are other elements."
+        message = "the number of elements is right, but not all of these elements hold the sum."
     return (
         f"{message} The all-reduce begins where the slice begins, and continues through memory, "
         "in which one row follows another."

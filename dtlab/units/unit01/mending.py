@@ -1,7 +1,7 @@
 """Shared code for the five broken programs of Level III: judges of diagnoses, results and traffic.
 
 A repaired program may send little more than the program was meant to send, so that learners repair
-it rather than write another one. The last trial, which is the largest, judges that.
+it rather than write another one. The last and largest trial tests that.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def name_of(got: torch.Tensor, blocks: Sequence[torch.Tensor], name: str) -> str:
-    """The name of the block that `got` equals: `name` formatted with the block's number."""
+    """The block that `got` equals, as text: `name` formatted with the block's number."""
     numbers = [number for number, block in enumerate(blocks) if same(got, block)]
-    return name.format(numbers[0]) if numbers else "none of the right ones"
+    return name.format(numbers[0]) if numbers else "other values"
 
 
 # Diagnoses --------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def compared(
 ) -> Callable[[Observation, Any], Verdict]:
     """Makes a judge of a diagnosis that is a dict with these two entries.
 
-    `form` says how to write the dict. `wrong` returns what is wrong with its values; if that is
-    empty, the message is `right`.
+    `form` says how to write the dict. `wrong` returns a message about its values; if that is
+    empty, the verdict's message is `right`.
     """
 
     def judge(run: Observation, diagnosis: Any) -> Verdict:
@@ -132,7 +132,7 @@ def compared(
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether an entry is still as the notebook was handed out."""
+    """Whether an entry is still unfilled, as in the notebook that learners get."""
     if isinstance(value, Mapping):
         return all(item is None for item in value.values())
     return value is None or value == set()
@@ -148,10 +148,10 @@ def traffic(
     advice: str,
     *more: Callable[[Trace], str],
 ) -> Callable[[Seen], str]:
-    """Makes a function that returns what is wrong with the traffic of the last trial, or "".
+    """Makes a function that returns a message about the traffic of the last trial, or "".
 
     Each rank may make `calls` calls of these operations and of barriers, and may send
-    `payload(world_size, rank)` bytes. `more` are further functions that say what is wrong.
+    `payload(world_size, rank)` bytes. `more` are further functions that return such a message.
     """
 
     def other_calls(trace: Trace) -> str:
@@ -176,9 +176,9 @@ def traffic(
             # The operating system's counter includes the bytes that gloo adds to the payload.
             overhead = _CONNECTIONS + _PER_OPERATION * ranks * trace.ops(rank).total()
             wire = trace.bytes_wire(rank) or 0
-            for left, extra in ((sent, 0), (wire, overhead)):
-                if left > _SLACK * most + extra:
-                    return f"rank {rank} sent {amount(left)}; {amount(most)} are enough. {advice}"
+            for count, extra in ((sent, 0), (wire, overhead)):
+                if count > _SLACK * most + extra:
+                    return f"rank {rank} sent {amount(count)}; {amount(most)} are enough. {advice}"
         return ""
 
     def wrong(seen: Seen) -> str:

@@ -13,7 +13,7 @@ __all__ = ["gather_blocks", "sum_columns", "sum_grid", "train", "with_neighbours
 
 
 def gather_blocks(block: torch.Tensor, per_node: int) -> list[torch.Tensor]:
-    """The blocks of this rank's node, in the order of its ranks: they travel round a ring."""
+    """Send blocks round a ring; return those of this rank's node in the order of its ranks."""
     place = dist.get_rank() % per_node
     right, left = (place + 1) % per_node, (place - 1) % per_node
     blocks = [torch.empty_like(block) for _ in range(per_node)]
@@ -27,7 +27,7 @@ def gather_blocks(block: torch.Tensor, per_node: int) -> list[torch.Tensor]:
 
 
 def train(batches: torch.Tensor) -> torch.Tensor:
-    """The same weights on every rank: a step for each batch, in which bad ones do not count."""
+    """Make a step for each batch, without the bad ones; the weights are equal on all ranks."""
     size = dist.get_world_size()
     weights = torch.zeros_like(batches[0])
     for batch in batches:
@@ -46,7 +46,7 @@ def sum_grid(outputs: torch.Tensor, gradients: torch.Tensor, per_row: int) -> No
     rows = [dist.new_group(row.tolist()) for row in grid]
     columns = [dist.new_group(column.tolist()) for column in grid.T]
     row, column = divmod(rank, per_row)
-    if (row + column) % 2 == 0:  # so that all links are busy
+    if (row + column) % 2 == 0:  # this keeps all links busy
         dist.all_reduce(outputs, group=rows[row])
         dist.all_reduce(gradients, group=columns[column])
     else:
@@ -55,7 +55,7 @@ def sum_grid(outputs: torch.Tensor, gradients: torch.Tensor, per_row: int) -> No
 
 
 def with_neighbours(strip: torch.Tensor) -> torch.Tensor:
-    """This rank's rows, with the row before them on top and the row after them at the bottom."""
+    """Return this rank's rows between the row before them and the row after them."""
     rank, size = dist.get_rank(), dist.get_world_size()
     above, below = (rank - 1) % size, (rank + 1) % size
     top, bottom = torch.empty_like(strip[:1]), torch.empty_like(strip[:1])

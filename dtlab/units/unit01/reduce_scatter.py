@@ -1,4 +1,4 @@
-"""01/reduce_scatter: a ring reduce-scatter, the first half of a ring all-reduce."""
+"""01/reduce_scatter: write a ring reduce-scatter, the first half of a ring all-reduce."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         if all(abs(count - need) <= _SLACK * need for count in sent):
             return ""
         least, most = min(sent), max(sent)
-        who = f"each rank sent {amount(most)}"
+        loads = f"each rank sent {amount(most)}"
         if most - least > _SLACK * most:
-            who = f"rank {sent.index(most)} sent {amount(most)} and others down to {amount(least)}"
-        return f"{who}; a ring needs {formula} = {amount(need)}. {advice(trace)}"
+            loads = f"rank {sent.index(most)} sent {amount(most)}, another only {amount(least)}"
+        return f"{loads}; a ring needs {formula} = {amount(need)}. {advice(trace)}"
 
     def advice(trace: Trace) -> str:
         """Advice, from the bytes sent and the sizes of messages."""
@@ -68,7 +68,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         if halves == 1 and abs(most - 2 * need) <= _SLACK * need:
             return "These are both halves of a ring all-reduce: stop after N-1 rounds."
         if halves == 2 and abs(most - need / 2) <= _SLACK * need:
-            return "This is half of it: N-1 rounds reduce-scatter, and N-1 all-gather the sums."
+            return "This is half a ring: N-1 rounds reduce-scatter, and N-1 all-gather the sums."
         return f"Some chunks are {'not sent' if most < need else 'sent further than needed'}."
 
     def strangers(_: Any, trace: Trace) -> str:
@@ -77,8 +77,8 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
             others = sorted(trace.peers(rank) - {before, after})
             if others:
                 return (
-                    f"rank {rank} talks to {ranks_in_words(others)} too; in a ring of {RANKS} it "
-                    f"sends to rank {after} and receives from rank {before} only."
+                    f"rank {rank} exchanges messages with {ranks_in_words(others)} too; in a ring "
+                    f"it sends only to rank {after} and receives only from rank {before}."
                 )
         return ""
 
@@ -95,10 +95,10 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
             "message."
         )
 
-    least = (1 - _SLACK) * need  # with fewer bytes it is not a ring yet
+    least = (1 - _SLACK) * need  # a rank that sends fewer bytes does not run a ring yet
     return (
         Rule("bytes", points, judge_sent(f"each rank sends {formula}", other_bytes)),
-        Rule("neighbours", 1, judge_sent("only neighbours talk", strangers, least)),
+        Rule("neighbours", 1, judge_sent("only neighbours exchange messages", strangers, least)),
         Rule("rounds", 1, judge_sent("no more rounds than a ring needs", more_rounds, least)),
     )
 
@@ -107,7 +107,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials on 1 to 5 ranks, with chunks of several elements and of a single one."""
+    """Trials on 1 to 5 ranks, with chunks of several elements and of one element."""
     draw = random.Random(seed)
     trials = [Trial(RANKS, [ReduceScatter(seed, BYTES // 4)])]
     for ranks in range(1, 6):
@@ -144,7 +144,7 @@ PART = Part(
                 2,
                 judge_result("chunk r of the sum is on rank r, on 1 to 5 ranks", chunks_pattern),
             ),
-            Rule("input", 1, after_result("`input` is as it was", _changed_input)),
+            Rule("input", 1, after_result("`input` is unchanged", _changed_input)),
             Rule("subgroups", 1, judge_subgroups),
             *ring_rules(halves=1, points=2),
         ),

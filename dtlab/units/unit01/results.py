@@ -1,7 +1,7 @@
-"""01/results: the tensors that three ranks hold after each collective.
+"""01/results: write down the tensors that three ranks hold after each collective.
 
 Every rank begins with a tensor of three elements. Every answer has one list for each rank. Many
-known mistakes are the right answer for another collective.
+known mistakes are the right answers for other collectives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""01/ring_all_reduce: a ring all-reduce, as a reduce-scatter and an all-gather."""
+"""01/ring_all_reduce: write a ring all-reduce, as a reduce-scatter and an all-gather."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ PART = Part(
                 "total": "this is the sum. The loss is a mean over all samples.",
                 "[value / 2 for value in total]": "this divides by two. There are more workers.",
                 "gradients[0]": "this is worker 0's own gradient, without the other workers'.",
-                "own_means": "this averages over the elements of one worker.",
+                "worker_means": "this averages over the elements of one worker.",
             },
         ),
         number(

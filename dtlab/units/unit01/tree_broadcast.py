@@ -1,4 +1,4 @@
-"""01/tree_broadcast: a broadcast in the fewest rounds that sends each rank the tensor once."""
+"""01/tree_broadcast: write a broadcast that sends each rank the tensor once, in few rounds."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "rounds_of"]
 
-_RANKS = 7  # number of ranks in the trial that counts messages; a heap needs a round too many
+_RANKS = 7  # in the trial that counts messages; a binary heap needs one round more than a tree
 _ELEMENTS = 1 << 18  # of float32: 1 MB
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The trial that counts messages; 1 to 5 and 9 ranks, from two sources; then subgroups."""
+    """A trial that counts messages, trials on 1 to 5 and on 9 ranks, and one on subgroups."""
     draw = random.Random(seed)
     trials = [Trial(_RANKS, [Broadcast(seed, _ELEMENTS, seat=draw.randrange(1, _RANKS))])]
     for ranks in (1, 2, 3, 4, 5, 9):
@@ -48,13 +48,13 @@ def _trials(seed: int) -> list[Trial]:
 def _not_once(call: Broadcast, trace: Trace) -> str:
     """A message if the source receives anything, or another rank receives too many bytes."""
     source, sent = call.seat, messages(trace)
-    came = [sum(m.bytes for m in sent if m.target == rank) for rank in range(_RANKS)]
-    if came[source]:
+    received = [sum(m.bytes for m in sent if m.target == rank) for rank in range(_RANKS)]
+    if received[source]:
         return (
             f"rank {source} is the source and has the tensor already, but received "
-            f"{amount(came[source])}: send to ranks that still lack it."
+            f"{amount(received[source])}: send to ranks that still lack it."
         )
-    for rank, size in enumerate(came):
+    for rank, size in enumerate(received):
         if size > 4 * _ELEMENTS:
             return (
                 f"rank {rank} received {amount(size)}; the tensor has {amount(4 * _ELEMENTS)}. "
@@ -80,7 +80,7 @@ def rounds_of(sent: list[Message]) -> int:
 
     A rank can send from the round after its first receive.
     """
-    busy: dict[int, int] = {}  # the last round in which a rank cannot send another message
+    busy: dict[int, int] = {}  # by rank: the last round in which it cannot send another message
     for message in sent:
         busy[message.source] = busy.get(message.source, 0) + 1
         busy.setdefault(message.target, busy[message.source])
@@ -107,7 +107,7 @@ PART = Part(
             Rule(
                 "result",
                 2,
-                judge_result("all ranks have the source's tensor, on 1 to 9 ranks", _pattern),
+                judge_result("all ranks have the source's tensor, on up to 9 ranks", _pattern),
             ),
             Rule("subgroups", 1, judge_subgroups),
             Rule("once", 1, judge_sent("each rank receives the tensor once", _not_once, inf)),

@@ -1,4 +1,4 @@
-"""02/all_reduces: into how many buckets DDP packs the gradients of six layers.
+"""02/all_reduces: count the buckets into which DDP packs the gradients of six layers.
 
 PyTorch's rule, from its reducer: the first step uses one bucket without a limit. From the second
 step on, gradients are packed in the order in which they became ready in the first step. A bucket
@@ -60,7 +60,7 @@ PART = Part(
             "first_step",
             "all-reduces of gradients in step 1, with this bucket_cap_mb",
             "1",
-            "In the first step DDP does not know yet in which order gradients become ready.",
+            "In the first step the order in which gradients become ready is still unknown.",
             {
                 "later": "this is right from step 2 on. In step 1 DDP still finds out in which "
                 "order gradients become ready.",
@@ -124,7 +124,7 @@ PART = Part(
         ),
         number(
             "no_sync",
-            "the same if all microbatches except the last one are inside no_sync",
+            "the same number if all microbatches except the last are inside no_sync",
             "later",
             "What does a backward pass inside no_sync do?",
             {

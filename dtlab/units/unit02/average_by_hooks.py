@@ -1,4 +1,4 @@
-"""02/average_by_hooks: hooks average gradients in backward; all ranks start with equal models."""
+"""02/average_by_hooks: average gradients in backward by hooks, and start with equal models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FROZEN = "A frozen parameter gets no gradient, so it needs no hook: check requi
 class FromTheStart(Afterwards):
     """Calls `fn(module)` once, before the first step.
 
-    If that call fails, nothing is known about the models with which ranks begin.
+    If that call fails, the check cannot judge the initial models of the ranks either.
     """
 
     also_shows: ClassVar = {"gradients": ("all_reduces", "start")}
@@ -60,16 +60,17 @@ class Beginning(Training):
         from dtlab.grading.checking.modules import tensors_of
 
         ranks = range(len(results))
-        every = [tensors_of(self.net.module(self.seed + 1 + rank)) for rank in ranks]
+        initial = [tensors_of(self.net.module(self.seed + 1 + rank)) for rank in ranks]
         for rank, got in enumerate(results):
             first = members_of(self.groups, rank, len(results))[0]
-            for name, wanted in every[first].items():
+            for name, wanted in initial[first].items():
                 if got[name].equal(wanted):
                     continue
-                alike = [other for other in ranks if got[name].equal(every[other][name])]
-                whose = "this rank" if rank in alike else f"rank {alike[0]}" if alike else ""
-                text = f"what {whose} began with" if whose else "something else"
-                words = f"rank {rank}, {name}: {text}, not what rank {first} began with."
+                equal = [other for other in ranks if got[name].equal(initial[other][name])]
+                owner = f"rank {equal[0]}" if equal else "no rank"
+                owner = "this rank" if rank in equal else owner
+                text = f"this is {owner}'s initial value, and must be rank {first}'s."
+                words = f"rank {rank}, {name}: {text}"
                 yield self.topic, f"{words}\n{self.advice(words)}"
 
     def advice(self, trouble: str) -> str:
@@ -89,7 +90,7 @@ class Beginning(Training):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials on 1 to 4 ranks; then with frozen layers, different first models, and groups."""
+    """Trials on 1 to 4 ranks; then with frozen layers, different initial models, and groups."""
     draw = random.Random(seed)
     nets = draw_nets(draw)
     frozen = Net("frozen", (*nets[0].sizes, 5), "a frozen layer")
@@ -112,13 +113,13 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _advise_on_order(trials: Seen, words: str) -> str:
-    """A hint if only models fail that use their layers in another order than they define them."""
+    """Advice if only models fail that define their layers in another order than they use them."""
     wrong: list[Any] = [case for trial in trials if trial.mistakes for case in trial.trial.cases]
     if not wrong or any(case.net.kind != "head first" for case in wrong):
         return ""
     return (
-        "Right if layers are defined in the order in which they are used. A hook cannot know "
-        "which other gradients are ready: each parameter's hook averages that gradient alone."
+        "Right if layers are defined in the order in which they are used. Other gradients may "
+        "not be ready when a hook runs: each parameter's hook averages that gradient alone."
     )
 
 
@@ -127,7 +128,7 @@ _BEFORE = "gradients", "start", FOREIGN
 PART = Part(
     name="02/average_by_hooks",
     level=2,
-    title="Average by hooks",
+    title="Average with hooks",
     minutes=15,
     difficulty=2,
     check=Check(
@@ -140,7 +141,7 @@ PART = Part(
                 lost_by=LOST_BY,
                 advice=_advise_on_order,
             ),
-            rule("start", 2, "all ranks begin the same", FOREIGN, on="start"),
+            rule("start", 2, "all ranks begin with equal models", FOREIGN, on="start"),
             rule(
                 "frozen",
                 1,

@@ -1,4 +1,4 @@
-"""02/average_gradients: after backward, one all-reduce for each gradient."""
+"""02/average_gradients: average each gradient after backward, with one all-reduce for each."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class Afterwards(Training):
 
     def wrong_step(self, step: Step) -> Iterator[Fault]:
         """Yields a fault unless there is at most one all-reduce per gradient and nothing else."""
-        if self.topic != "gradients" or step.one.trial.world_size == 1:
+        if self.topic != "gradients" or step.run.trial.world_size == 1:
             return
         most, count = len(self.sizes), len(step.all_reduces)
         if step.others:
-            message = f"{step.others} took part. Each gradient takes one dist.all_reduce."
+            message = f"the rank calls {step.others}. Each gradient takes one dist.all_reduce."
         elif count > most:
             message = (
                 f"{count} all-reduces for {most} gradients. Look for a loop that visits the same "
-                "parameter twice, or for an all-reduce of a value that all ranks know anyway."
+                "parameter twice, or for an all-reduce of a value that all ranks have anyway."
             )
         elif count == 0:
-            message = "no all-reduce at all. dist.all_reduce sums in place."
+            message = "the rank calls no all-reduce. dist.all_reduce sums in place."
         elif step.sent() > sum(self.sizes):
             more, enough = amounts(step.sent(), sum(self.sizes))
             message = (
@@ -93,7 +93,7 @@ PART = Part(
                 lost_by=LOST_BY,
                 advice=lambda trials, _: right_on_some(trials),
             ),
-            rule("frozen", 1, "parameters without a gradient are left alone", *_BEFORE),
+            rule("frozen", 1, "parameters without a gradient still have none", *_BEFORE),
             ONE_EACH,
             rule("subgroups", 1, "right on groups of some of the ranks too", *_BEFORE),
         ),

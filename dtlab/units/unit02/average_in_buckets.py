@@ -20,7 +20,7 @@ from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amou
 
 __all__ = ["PART", "Counted", "closed_before", "draw_plan", "packed", "wrong_number"]
 
-# How gradients fill buckets, and models and limits with which a check can tell mistakes apart ----
+# Sizes of buckets, and models and limits for which mistakes give other sizes ---------------------
 
 
 def packed(sizes: Sequence[int], bucket_bytes: int, first: int = 0, later: int = 0) -> list[int]:
@@ -39,7 +39,7 @@ def packed(sizes: Sequence[int], bucket_bytes: int, first: int = 0, later: int =
 
 
 def closed_before(sizes: Sequence[int], bucket_bytes: int) -> int:
-    """How many buckets there are if no bucket may hold more than `bucket_bytes`."""
+    """The number of buckets if no bucket may hold more than `bucket_bytes`."""
     count, filling = 0, bucket_bytes + 1
     for size in sizes:
         filling += size
@@ -76,7 +76,7 @@ def _exact_limits(sizes: Sequence[int]) -> list[int]:
 def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
     """Draws a net of one frozen and five other layers, a bucket limit, and four exact limits.
 
-    The limit separates two mistakes. Packing from the first layer gives the same number of
+    The limit exposes two mistakes. Packing from the first layer gives the same number of
     buckets, but of other sizes. Closing a bucket before it reaches the limit gives another number
     of buckets. For the exact limits see `_exact_limits`.
     """
@@ -86,13 +86,13 @@ def draw_plan(draw: random.Random) -> tuple[Net, int, list[int]]:
         trained = [pair for place, pair in enumerate(pairwise(widths)) if place != 1]
         sizes = [4 * size for a, b in trained for size in (a * b, b)]
         backwards, cap = sizes[::-1], 4 * draw.randint(150, 700)
-        ours, forwards = packed(backwards, cap), packed(sizes, cap)
+        right, forwards = packed(backwards, cap), packed(sizes, cap)
         exact = _exact_limits(backwards)
         if (
-            len(ours) == len(forwards) in (3, 4)
+            len(right) == len(forwards) in (3, 4)
             and not set(accumulate(forwards[:-1])) & set(accumulate(backwards))
-            and closed_before(backwards, cap) != len(ours)
-            and len(packed(backwards, 4 * cap)) < len(ours)
+            and closed_before(backwards, cap) != len(right)
+            and len(packed(backwards, 4 * cap)) < len(right)
             and len(exact) == 4
         ):
             return net, cap, exact
@@ -136,31 +136,31 @@ def wrong_number(step: Step) -> Iterator[Fault]:
     """Yields a fault unless there is one all-reduce per bucket and nothing else."""
     sizes, limit, count = step.case.sizes, step.case.bucket_bytes, len(step.all_reduces)
     if step.others:
-        yield "all_reduces", f"{step.others} took part. A bucket takes one all-reduce."
+        yield "all_reduces", f"the rank calls {step.others}. A bucket takes one all-reduce."
     elif count not in _numbers_of_buckets(sizes, limit):
         yield (
             "all_reduces",
             f"{_counted(count, len(packed(sizes, limit)))}. Fill a bucket with one gradient after "
             "another, from the last parameter on, and close it with the gradient that reaches "
-            "`bucket_bytes` or more. The gradients left at the end are a bucket too.",
+            "`bucket_bytes` or more. The gradients left at the end form a bucket too.",
         )
 
 
 def _counted(count: int, goal: int, dtype: str = "") -> str:
-    """As in "1 all-reduce of float64, for 3 buckets"."""
+    """A text like "1 all-reduce of float64, for 3 buckets"."""
     plural = ["s" * (number != 1) for number in (count, goal)]
     return f"{count} all-reduce{plural[0]}{dtype}, for {goal} bucket{plural[1]}"
 
 
 def _wrong_bytes(step: Step) -> Iterator[Fault]:
-    """Yields a fault unless exactly the gradients are sent, those of the last parameters first."""
+    """Yields a fault unless a rank sends exactly its gradients, from the last parameter on."""
     if step.sent() != sum(step.case.sizes):
-        sent, there = amounts(step.sent(), sum(step.case.sizes))
+        sent, needed = amounts(step.sent(), sum(step.case.sizes))
         if {event.extra.get("dtype", "float32") for event in step.all_reduces} - {"float32"}:
             advice = "Buckets hold the gradients' own dtype, float32."
         else:
             advice = "A bucket is as large as its gradients, and each gradient is in one bucket."
-        yield "bytes", f"the all-reduces have {sent}, the gradients {there}. {advice}"
+        yield "bytes", f"the all-reduces have {sent}, and the gradients have {needed}. {advice}"
     buckets = [event.bytes for event in step.all_reduces]
     if not set(accumulate(buckets)) <= set(accumulate(step.case.sizes)):
         yield (
@@ -177,10 +177,10 @@ def _wrong_dtypes(step: Step) -> Iterator[Fault]:
         sizes = [size for size, name in step.case.gradients if name.endswith(dtype)]
         sent = [event.bytes for event in step.all_reduces if event.extra.get("dtype") == dtype]
         if sum(sent) != sum(sizes):
-            travel, there = amounts(sum(sent), sum(sizes))
+            actual, needed = amounts(sum(sent), sum(sizes))
             yield (
                 "dtypes",
-                f"{travel} are sent as {dtype}, and the gradients of that dtype have {there}. "
+                f"{actual} are sent as {dtype}, and the gradients of that dtype have {needed}. "
                 f"{_DTYPES}",
             )
         elif len(sent) not in _numbers_of_buckets(sizes, step.case.bucket_bytes):
@@ -234,11 +234,11 @@ PART = Part(
             ),
             rule("all_reduces", 2, "one all-reduce for each bucket", FOREIGN),
             rule("order", 1, "the last parameters come first", "bytes", FOREIGN),
-            rule("bytes", 1, "as many bytes as the gradients have", FOREIGN),
+            rule("bytes", 1, "buckets have as many bytes as gradients", FOREIGN),
             rule(
                 "dtypes",
                 1,
-                "each dtype has buckets of its own",
+                "each dtype has separate buckets",
                 "gradients",
                 "bytes",
                 FOREIGN,

@@ -5,7 +5,7 @@
     backward                           ████████████████████
     step                                                           ████
 
-The letters of the events are drawn. An event is known by its time and its number of bytes.
+The letters of the events are drawn. Its time and its bytes show what an event is.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _draw(draw: Random) -> Values:
     begin = draw.randint(150, 300)
     turn = begin + draw.randint(5, 12) + forward  # forward ends, backward begins
     end = turn + backward
-    leaves = turn + backward * draw.randint(35, 55) // 100
-    arrives = leaves + draw.randint(20, 45)
+    sent = turn + backward * draw.randint(35, 55) // 100
+    received = sent + draw.randint(20, 45)
     exposed = draw.randint(15, 60)
     step = draw.randint(20, 55)
     everything = 4000 * (first + last) + buffers
@@ -40,7 +40,7 @@ def _draw(draw: Random) -> Values:
         "buffers": (begin, begin + draw.randint(2, 4), buffers),
         "forward": (turn - forward, turn, None),
         "backward": (turn, end, None),
-        "last_layers": (leaves, arrives, 4000 * last),
+        "last_layers": (sent, received, 4000 * last),
         "first_layers": (end - draw.randint(1, 3), end + exposed, 4000 * first),
         "step": (end + exposed, end + exposed + step, None),
         "loss": (end + exposed + step + 2, end + exposed + step + draw.randint(5, 9), 4),

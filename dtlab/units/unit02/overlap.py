@@ -1,7 +1,7 @@
 """02/overlap: send each bucket while backward runs, and wait only when backward is over.
 
-The check judges the order of events on each rank, not how long they took. In its backward pass
-the model marks when gradients are passed on to the layer before (`modules.Marked`):
+The check judges the order of events on each rank, not their durations. In its backward pass the
+model marks when it passes gradients on to the previous layer (`modules.Marked`):
     backward   layer 5 │ layer 4 │ layer 3 │ layer 2 │ layer 1 │ layer 0
     marks              ^         ^         ^         ^         ^ the last one
     bucket 0          is sent ┘                                │
@@ -71,7 +71,7 @@ class Overlapping(Counted):
         if self.topic == "order" and step.number and self.bucket_bytes == _ONE_EACH:
             end = step.marks("backward")[0].end
             late = sum(event.start > end for event in step.all_reduces)
-            if late and not fault([step.one], "order"):
+            if late and not fault([step.run], "order"):
                 yield (
                     "at_once",
                     f"{late} full buckets are sent only after backward. When you send a bucket, "
@@ -99,11 +99,11 @@ def _wrong_times(step: Step) -> Iterator[Fault]:
         )
     for number, mark in enumerate(layers, 1):
         # Autograd delivers the gradients of a layer before it goes on to the next layer.
-        there = sum(sizes[: _PER_LAYER * number])
-        if step.sent(mark.start) < max([0, *(size for size in full if size <= there)]):
+        ready = sum(sizes[: _PER_LAYER * number])
+        if step.sent(mark.start) < max([0, *(size for size in full if size <= ready)]):
             yield (
                 "at_once",
-                "a bucket is full, and backward goes on to the next layer before it is sent. "
+                "a bucket is full, but backward goes on to the next layer before you send it. "
                 "Count a gradient first, and then test whether a bucket is full.",
             )
     if any(wait.start < end for wait in step.marks("wait")):
@@ -118,8 +118,9 @@ def _wrong_times(step: Step) -> Iterator[Fault]:
 def _trials(seed: int) -> list[Trial]:
     """Trials that count all-reduces, judge times, and vary ranks, orders of gradients and groups.
 
-    If gradients come in different orders, each is a bucket by itself at first. Then a bucket
-    holds one branch and the last gradient of the other, which comes first on some ranks.
+    Two trials have gradients in different orders. In one, each gradient is a bucket. In the other,
+    a bucket holds one branch and the last gradient of the other branch, which is ready first on
+    some ranks.
     """
     draw = random.Random(seed)
     frozen, cap, exact = draw_plan(draw)
@@ -149,10 +150,10 @@ def _trials(seed: int) -> list[Trial]:
 
 
 def _where_to_look(trials: Seen, words: str) -> str:
-    """A hint on the cause, from the error message and from which trials fail; may be empty."""
+    """Advice on the cause, from the error message and the trials that fail; may be empty."""
     if "has no attribute 'wait'" in words or "has no attribute 'work'" in words:
         return (
-            "A bucket was never sent: whose gradients does its hook count? And after step 1: "
+            "A bucket was never sent: which gradients does its hook count? And after step 1: "
             f"{_LEFT_BEHIND.lower()}"
         )
     silent = (step for trial in trials for step in steps_of(trial) if not step.all_reduces)
@@ -193,14 +194,14 @@ PART = Part(
             rule(
                 "overlap",
                 2,
-                "the first bucket leaves while backward goes on",
+                "the first bucket is sent while backward runs",
                 *_WHOLE,
                 finish=True,
             ),
             rule(
                 "at_once",
                 1,
-                "each bucket leaves with the gradient that fills it",
+                "each bucket is sent when a gradient fills it",
                 *_WHOLE,
                 "overlap",
                 finish=True,

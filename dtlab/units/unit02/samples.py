@@ -1,4 +1,4 @@
-"""02/samples: how PyTorch's DistributedSampler distributes a data set over ranks."""
+"""02/samples: predict how PyTorch's DistributedSampler distributes a data set over ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _draw(draw: Random) -> Values:
 PART = Part(
     "02/samples",
     1,
-    "Who sees which samples",
+    "Which rank gets which samples",
     6,
     1,
     asked(
@@ -69,7 +69,7 @@ PART = Part(
                 "each rank had one block. The sampler gives one sample to each rank in turn.",
                 "[rank, rank + 1, rank + 2]": "the sample after your first one belongs to the "
                 "next rank.",
-                "[one + 1 for one in answer]": "the next rank has these: ranks count from 0.",
+                "[index + 1 for index in answer]": "the next rank has these: ranks count from 0.",
             },
             exact=True,
         ),
@@ -87,7 +87,7 @@ PART = Part(
         ),
         number(
             "dropped",
-            "how many samples no rank sees in an epoch, with drop_last=True in the sampler",
+            "how many samples no rank gets in an epoch, with drop_last=True in the sampler",
             "samples % ranks",
             "Each rank gets one sample of every full round.",
             {
@@ -110,7 +110,7 @@ PART = Part(
             {
                 "reordered": "what would the new order be drawn from?",
                 "others": "this would need set_epoch.",
-                "sorted": "it does shuffle: from its seed and the epoch, which is 0.",
+                "sorted": "it does shuffle, with its seed and epoch 0.",
             },
         ),
         where={"ceil": ceil, "per_rank": "ceil(samples / ranks)"},

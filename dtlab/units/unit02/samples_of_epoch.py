@@ -1,4 +1,4 @@
-"""02/samples_of_epoch: the samples of a rank in an epoch, computed without communication."""
+"""02/samples_of_epoch: compute the samples of a rank in an epoch, without communication."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class Epochs(Faulty):
         random.seed(state)
         before = torch.get_rng_state().tolist(), random.getstate()
 
-        def ask(epoch: int, seed: int) -> list[list[int]]:
+        def batches_of(epoch: int, seed: int) -> list[list[int]]:
             batches = fn(num_samples, batch_size, epoch, seed)
             return [[int(sample) for sample in batch] for batch in batches]
 
         return {
-            "batches": [ask(epoch, seed) for epoch in epochs],
-            "again": ask(epochs[0], seed),
-            "reseeded": ask(epochs[0], seed + 1),
+            "batches": [batches_of(epoch, seed) for epoch in epochs],
+            "again": batches_of(epochs[0], seed),
+            "reseeded": batches_of(epochs[0], seed + 1),
             "untouched": before == (torch.get_rng_state().tolist(), random.getstate()),
         }
 
@@ -93,8 +93,8 @@ class Epochs(Faulty):
             if result["untouched"] is not True:
                 yield (
                     "quiet",
-                    f"the global random state of rank {rank} has changed afterwards, and dropout "
-                    "or a new layer draws from it. Use a torch.Generator of your own.",
+                    f"your function changes the global random state of rank {rank}, from which "
+                    "dropout and new layers draw. Use a torch.Generator of your own.",
                 )
         # A few samples may be in sequence by chance, but not in every epoch.
         if all(_in_a_row(epoch_samples) for each in samples for epoch_samples in each.values()):
@@ -103,13 +103,13 @@ class Epochs(Faulty):
     def _uncovered(self, epoch: int, samples: Sequence[Sequence[int]]) -> str:
         """Names samples of an epoch that no rank or several ranks see; empty if there are none."""
         times = Counter(chain(*samples))
-        strange = sorted(set(times) - set(range(self.num_samples)))
-        if strange:
-            return f"there is no sample {strange[0]}, as in epoch {epoch}."
+        unknown = sorted(set(times) - set(range(self.num_samples)))
+        if unknown:
+            return f"epoch {epoch} has sample {unknown[0]}, which is not in the data set."
         twice = sorted(sample for sample, count in times.items() if count > 1)
         missing = self.num_samples - len(times)
         if twice:
-            owners = [rank for rank, own in enumerate(samples) if twice[0] in own]
+            owners = [rank for rank, share in enumerate(samples) if twice[0] in share]
             padded = not missing and times.total() - len(times) < len(samples)
             advice = (
                 "Do not repeat samples to make shares equal: some ranks have one sample fewer "
@@ -119,7 +119,7 @@ class Epochs(Faulty):
                 "takes its own part of it."
             )
             return (
-                f"in epoch {epoch} {len(twice)} of the samples are seen more than once, sample "
+                f"in epoch {epoch} {len(twice)} of the samples are used more than once, sample "
                 f"{twice[0]} on {ranks_in_words(owners)}.\n{advice}"
             )
         if missing:
@@ -131,14 +131,14 @@ class Epochs(Faulty):
         return ""
 
     def _uneven(self, batches: Sequence[Sequence[Sequence[int]]]) -> str:
-        """Says why ranks do not have equally many, non-empty, fewest possible batches."""
+        """A message if batches are empty, too large, too many or not equally many; or empty."""
         goal = -(-self.num_samples // (len(batches) * self.batch_size))
         counts = [len(rank_batches) for rank_batches in batches]
         sizes = [len(batch) for batch in chain(*batches)]
         odd = [size for size in (min(sizes), max(sizes)) if not 0 < size <= self.batch_size]
         if len(set(counts)) > 1:
             return (
-                f"ranks 0 to {len(counts) - 1} have {', '.join(map(str, counts))} batches. Those "
+                f"ranks 0 to {len(counts) - 1} have {', '.join(map(str, counts))} batches. Ranks "
                 "with more would wait in backward forever: cut every share into the same number "
                 "of batches."
             )
@@ -159,8 +159,8 @@ class Epochs(Faulty):
         if result["again"] != result["batches"][0]:
             yield (
                 "epochs",
-                f"on rank {rank}, epoch {first} is not the same when it is asked for again, and a "
-                "run that resumes needs that. Create the generator in each call.",
+                f"on rank {rank}, a second call for epoch {first} returns other batches, and a "
+                "run that resumes needs the same. Create the generator in each call.",
             )
         for epoch, other in combinations(sorted(self.epochs), 2):
             if samples[epoch] == samples[other]:
@@ -185,11 +185,11 @@ def _in_a_row(samples: Sequence[int]) -> bool:
 
 
 def _calls(seen: Seen) -> str:
-    """Names the first collective that ranks called to agree on samples; empty if none."""
-    for one in seen:
-        if one.trace is not None and (called := sorted(one.trace.ops())):
+    """A message if ranks communicate to agree on samples; empty if they do not."""
+    for run in seen:
+        if run.trace is not None and (called := sorted(run.trace.ops())):
             return (
-                f"{count_ranks(one.trial.world_size)}: dist.{called[0]} took part. All ranks know "
+                f"{count_ranks(run.trial.world_size)}: you call dist.{called[0]}. All ranks have "
                 "seed and epoch, so each can draw the same order without communication."
             )
     return ""
@@ -208,7 +208,7 @@ def _trials(seed: int) -> list[Trial]:
         seeds = (0, draw.randint(1, 99))
         pairs = zip(sizes, seeds, strict=True)
         cases = [Epochs(size, batch, case_seed, epochs) for size, case_seed in pairs]
-        # Here the largest share fills its batches, and some ranks have one sample less.
+        # Here one sample more than the ranks' first three batches hold requires a fourth batch.
         cases.append(Epochs(ranks * 3 * batch + 1, batch, draw.randrange(100), epochs))
         trials.append(Trial(ranks, cases))
     return trials
@@ -228,20 +228,20 @@ PART = Part(
             rule(
                 "steps",
                 1,
-                "all ranks have as many batches, and as few as can be",
+                "all ranks have equally many batches, and as few as possible",
                 "covering",
             ),
             rule(
                 "epochs",
                 1,
-                "each epoch has an order of its own, the same whenever it is asked for",
+                "each epoch has another order, and every call for it returns the same order",
                 "covering",
             ),
-            rule("mixing", 1, "a rank sees other samples in another epoch", "covering"),
+            rule("mixing", 1, "a rank sees different samples in different epochs", "covering"),
             rule(
                 "quiet",
                 1,
-                "no messages, and the global random state is as it was",
+                "no messages, and the global random state is unchanged",
                 "covering",
                 also=_calls,
             ),

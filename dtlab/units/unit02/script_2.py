@@ -1,4 +1,4 @@
-"""02/script_2: each rank's sampler shuffles with another seed."""
+"""02/script_2: the samplers of the ranks shuffle with different seeds."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PART = script_part(
     "dtlab.units.unit02.scripts.train_3",
     SCENE,
     partial(shared, epochs=_EPOCHS),
-    shared_samples(_MOMENTUM, "order", "every epoch shares the samples out in another order"),
+    shared_samples(_MOMENTUM, "order", "every epoch distributes the samples in another order"),
     lines=["batches = list(DataLoader(data, batch_size=16, sampler=sampler))"],
     look="When does the loader ask the sampler for its order?",
     optimizer=_MOMENTUM,

@@ -25,7 +25,7 @@ __all__ = ["PART", "Damaged", "other_steps"]
 
 @dataclass(frozen=True)
 class Damaged(Training):
-    """A run on data of which one image has NaN for pixels."""
+    """A run on data in which all pixels of one image are NaN."""
 
     @property
     def damaged(self) -> int:
@@ -39,7 +39,7 @@ class Damaged(Training):
         return images, labels
 
     def spoilt(self, results: Sequence[Seen]) -> list[bool]:
-        """Returns for each step whether a rank has the damaged image in it."""
+        """For each step, whether the batch of a rank contains the damaged image."""
         return [
             any(self.damaged in batch for passes in step for batch in passes)
             for step in steps_of(self, results)
@@ -52,30 +52,30 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(2, [Damaged(seed, two, 3)]), Trial(3, [Damaged(seed + 1, three, 3)])]
 
 
-def other_steps(case: Damaged, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if a rank leaves out another step than the one with the damaged image."""
+def other_steps(case: Damaged, results: Sequence[Seen], run: Observation) -> str:
+    """A message if a rank leaves out another step than the one with the damaged image."""
     import torch
 
-    for rank, seen in enumerate(results):
-        rows = torch.cat([seen.before, seen.after[None]])
+    for rank, result in enumerate(results):
+        rows = torch.cat([result.before, result.after[None]])
         if not rows.isfinite().all():
             return f"NaN is in the parameters of rank {rank}. Which gradients did it step with?"
         for step, spoilt in enumerate(case.spoilt(results)):
             if spoilt == rows[step].equal(rows[step + 1]):
                 continue
-            made = "makes" if spoilt else "leaves out"
+            verb = "makes" if spoilt else "leaves out"
             losses = "a loss is NaN" if spoilt else "all losses are finite"
-            return f"rank {rank} {made} step {step}, counted from 0, in which {losses}."
+            return f"rank {rank} {verb} step {step}, counted from 0, in which {losses}."
     return ""
 
 
-def _not_as_one_process(case: Damaged, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if the parameters are not those of one process that skips the same steps."""
+def _not_as_one_process(case: Damaged, results: Sequence[Seen], run: Observation) -> str:
+    """A message if the parameters are not those of one process that skips the same steps."""
     spoilt, means = case.spoilt(results), map(mean, steps_of(case, results))
     steps = [{} if skips else weights for skips, weights in zip(spoilt, means, strict=True)]
     wanted = in_one_process(case, steps, SGD)
-    for rank, seen in enumerate(results):
-        far = off(seen.after, wanted, case.start(0))
+    for rank, result in enumerate(results):
+        far = off(result.after, wanted, case.start(0))
         if not far < NEAR:
             return (
                 f"rank {rank}'s parameters are not those of one process that leaves out the same "

@@ -1,7 +1,7 @@
 """02/script_6: gradients are cleared for each microbatch, and the losses are not divided.
 
-Together they make steps with the gradient of one microbatch. Mending one of them alone makes the
-steps too short or too long.
+With both faults, a step uses the gradient of one microbatch. A learner who repairs only one of
+them gets steps that are too short or too long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""02/script_7: DDP is created while a layer is frozen, and does not average it later."""
+"""02/script_7: DDP, created while a layer is frozen, does not average its gradients later."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ _FAST = Optimizer(0.5)
 
 
 
-def _not_as_one_process(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if training is not that of one process that freezes layer 0 in epoch 0."""
+def _not_as_one_process(case: Training, results: Sequence[Seen], run: Observation) -> str:
+    """A message if training is not that of one process that freezes layer 0 in epoch 0."""
     steps, frozen = steps_of(case, results), (64 + 1) * case.hidden
-    each = len(steps) // case.epochs
+    per_epoch = len(steps) // case.epochs
 
     def gradients(now: torch.Tensor, step: int) -> torch.Tensor:
         gradient = gradient_of(case, now, mean(steps[step]))
-        gradient[: frozen * (step < each)] = 0
+        gradient[: frozen * (step < per_epoch)] = 0
         return gradient
 
     wanted = _FAST.run(case.start(0), gradients, len(steps))
-    for rank, seen in enumerate(results):
+    for rank, result in enumerate(results):
         begin, middle, end = (
-            row[:frozen] for row in (seen.before[0], seen.before[each], seen.after)
+            row[:frozen] for row in (result.before[0], result.before[per_epoch], result.after)
         )
         if not middle.equal(begin):
-            return f"on rank {rank} layer 0 moves in epoch 0, in which it must be frozen."
+            return f"on rank {rank} layer 0 changes in epoch 0, in which it must be frozen."
         if end.equal(middle):
-            return f"on rank {rank} layer 0 does not move after epoch 0."
-        if off(seen.after, wanted, case.start(0)) >= NEAR:
+            return f"on rank {rank} layer 0 does not change after epoch 0."
+        if off(result.after, wanted, case.start(0)) >= NEAR:
             return (
                 f"rank {rank}'s parameters are not those of one process that takes all ranks' "
                 "samples in each step, and trains layer 0 from epoch 1 on. Is every gradient the "
-                "mean over the ranks, and the rate that of the script?"
+                "mean over the ranks, and is the learning rate that of the script?"
             )
     return ""
 
@@ -64,6 +64,6 @@ PART = script_part(
         "replica = DDP(model)",
         "first.requires_grad_(True)",
     ],
-    look="Compare the bytes of the all-reduces in epochs 0 and 1. When is that settled?",
+    look="Compare the bytes of the all-reduces in epochs 0 and 1. When is that decided?",
     optimizer=_FAST,
 )

@@ -1,4 +1,4 @@
-"""02/script_8: samples are shared out by the rank in the node, so each node takes all."""
+"""02/script_8: samples are divided by the local rank, so each node takes all samples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["PART", "OnCards", "no_card_of_its_own"]
 
 @dataclass(frozen=True)
 class OnCards(Training):
-    """Calls `script(model, data, epochs, card)` on nodes with two cards; ranks have a LOCAL_RANK.
+    """Calls `script(model, data, epochs, card)` on nodes with two GPUs; ranks have a LOCAL_RANK.
 
-    Ranks fill one node after the other or, with `round`, are dealt out to the nodes in turn, as
-    some launchers do.
+    Ranks fill one node after the other or, with `round`, are assigned to the nodes in turn, as by
+    some launchers.
     """
 
     nodes: int = 1
@@ -38,7 +38,7 @@ class OnCards(Training):
 
     def __str__(self) -> str:
         nodes = nodes_of(Cluster(self.nodes, 2))
-        spread = "ranks dealt round the nodes" if self.round else "one node after the other"
+        spread = "ranks assigned to nodes in turn" if self.round else "one node after the other"
         return f"{nodes}" + (f", {spread}" if self.nodes > 1 else "")
 
     def place(self, rank: int) -> tuple[int, int]:
@@ -59,15 +59,15 @@ class OnCards(Training):
         import torch
 
         os.environ.update(given["environment"])
-        asked: list[int] = []
+        requested: list[int] = []
 
         def card(index: Any) -> torch.device:
-            asked.append(operator.index(index))
-            if asked[-1] not in (0, 1):
+            requested.append(operator.index(index))
+            if requested[-1] not in (0, 1):
                 raise RuntimeError(f"CUDA error: invalid device ordinal ({index})")
             return torch.device("cpu")
 
-        return {**super().run(fn, model, {**given, "more": [card]}), "cards": asked}
+        return {**super().run(fn, model, {**given, "more": [card]}), "cards": requested}
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -79,34 +79,34 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(2, [OnCards(seed, samples)]), Trial(4, [two, dealt])]
 
 
-def _no_such_card(one: Observation) -> str:
-    """Says why the ranks failed: a rank may have requested a GPU that its node does not have."""
-    if "device ordinal" not in one.trouble or not isinstance(one.error, RankError):
-        return one.trouble
+def _no_such_card(run: Observation) -> str:
+    """The error of the ranks, in plainer words if a rank requested a GPU that does not exist."""
+    if "device ordinal" not in run.trouble or not isinstance(run.error, RankError):
+        return run.trouble
     return (
-        f"{one.trial.words(one.failed_case)}: rank {min(one.error.failures)} asks for a card that "
-        "its node does not have. Every node counts its cards from 0."
+        f"{run.trial.words(run.failed_case)}: rank {min(run.error.failures)} requests a card that "
+        "its node does not have. On every node, the numbers of cards begin at 0."
     )
 
 
-def no_card_of_its_own(case: OnCards, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if a rank uses another GPU than that of its LOCAL_RANK."""
-    for rank, own in enumerate(results):
+def no_card_of_its_own(case: OnCards, results: Sequence[Seen], run: Observation) -> str:
+    """A message if a rank uses another GPU than that of its LOCAL_RANK."""
+    for rank, result in enumerate(results):
         node, local = case.place(rank)
-        if not own.cards:
-            return f"rank {rank} asks for no card: keep `device = card(...)`."
-        wrong = set(own.cards) - {local}
+        if not result.cards:
+            return f"rank {rank} requests no card: keep `device = card(...)`."
+        wrong = set(result.cards) - {local}
         if not wrong:
             continue
         others = [
             other
-            for other, seen in enumerate(results)
-            if other != rank and min(wrong) in seen.cards and case.place(other)[0] == node
+            for other, each in enumerate(results)
+            if other != rank and min(wrong) in each.cards and case.place(other)[0] == node
         ]
         shared = f", which {ranks_in_words(others)} on its node has too" if others else ""
         return (
-            f"rank {rank} asks for card {min(wrong)}{shared}. Which number does a launcher give "
-            "each rank of a node, however the ranks are spread?"
+            f"rank {rank} requests card {min(wrong)}{shared}. Which number does a launcher give "
+            "each rank of a node, however the ranks are placed?"
         )
     return ""
 

@@ -29,7 +29,7 @@ Card = Callable[[int], torch.device]
 
 
 def train_1(model: nn.Module, data: Data, epochs: int) -> list[float]:
-    """Train `model` on all ranks, with Adam; this rank's mean loss in each epoch."""
+    """Train `model` on all ranks with Adam; return this rank's mean loss in each epoch."""
     parameters = list(model.parameters())
     sizes = [parameter.numel() for parameter in parameters]
     for parameter in parameters:
@@ -57,7 +57,7 @@ def train_1(model: nn.Module, data: Data, epochs: int) -> list[float]:
 
 
 def train_2(model: nn.Module, data: Data, epochs: int) -> list[float]:
-    """Train `model` on all ranks, with SGD; this rank's mean loss in each epoch."""
+    """Train `model` on all ranks with SGD; return this rank's mean loss in each epoch."""
     seed = 2 + dist.get_rank()
     torch.manual_seed(seed)
     sampler = DistributedSampler(data, seed=seed)
@@ -79,7 +79,7 @@ def train_2(model: nn.Module, data: Data, epochs: int) -> list[float]:
 
 
 def train_3(model: nn.Module, data: Data, epochs: int) -> list[float]:
-    """Train `model` on all ranks, with momentum; this rank's mean loss in each epoch."""
+    """Train `model` on all ranks with momentum; return this rank's mean loss in each epoch."""
     sampler = DistributedSampler(data, shuffle=True, seed=3)
     batches = list(DataLoader(data, batch_size=16, sampler=sampler))
     replica = DDP(model)
@@ -99,7 +99,7 @@ def train_3(model: nn.Module, data: Data, epochs: int) -> list[float]:
 
 
 def train_4(model: nn.Module, data: Data, epochs: int) -> list[float]:
-    """Train `model` on all ranks, with SGD; this rank's mean loss in each epoch."""
+    """Train `model` on all ranks with SGD; return this rank's mean loss in each epoch."""
     sampler = DistributedSampler(data, seed=4)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     replica = DataParallel(model)
@@ -121,7 +121,7 @@ def train_4(model: nn.Module, data: Data, epochs: int) -> list[float]:
 
 
 def train_5(model: nn.Module, data: Data, epochs: int, max_norm: float) -> list[float]:
-    """Train `model` on all ranks, with SGD and clipping; this rank's mean loss in each epoch."""
+    """Train `model` on all ranks with clipped SGD; return this rank's mean loss in each epoch."""
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
     sampler = DistributedSampler(data, seed=5)
@@ -146,7 +146,7 @@ def train_5(model: nn.Module, data: Data, epochs: int, max_norm: float) -> list[
 
 
 def train_6(model: nn.Module, data: Data, epochs: int, accumulate: int) -> list[float]:
-    """Train `model`, a step for every `accumulate` microbatches; this rank's mean losses."""
+    """Make a step for every `accumulate` microbatches; return this rank's mean losses."""
     sampler = DistributedSampler(data, seed=6)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     replica = DDP(model)
@@ -169,7 +169,7 @@ def train_6(model: nn.Module, data: Data, epochs: int, accumulate: int) -> list[
 
 
 def train_7(model: nn.Module, data: Data, epochs: int) -> list[float]:
-    """Train `model` on all ranks, in epoch 0 only its last layer; this rank's mean losses."""
+    """Train `model`, in epoch 0 only its last layer; return this rank's mean losses."""
     first = model.layers[0]
     first.requires_grad_(False)
     sampler = DistributedSampler(data, seed=7)
@@ -193,7 +193,7 @@ def train_7(model: nn.Module, data: Data, epochs: int) -> list[float]:
 
 
 def train_8(model: nn.Module, data: Data, epochs: int, card: Card) -> list[float]:
-    """Train `model` on several nodes; `card(k)` is torch.device("cuda", k), or stands for it."""
+    """Train `model` on several nodes; `card(k)` is torch.device("cuda", k), or simulates it."""
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     device = card(rank)
     model.to(device)

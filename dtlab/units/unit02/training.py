@@ -111,24 +111,24 @@ class Training(Reducing):
         return self.hint or (_advice_on_groups(trouble) if self.groups else "")
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        """Yields the first wrong step, on the first wrong rank of each group."""
+        """Yields the first wrong step and rank of the first group that has one."""
         for members in self.groups or (tuple(range(len(results))),):
-            for step, (names, own) in enumerate(self.averaged(members, len(results))):
+            for step, (names, local) in enumerate(self.averaged(members, len(results))):
                 got = {member: results[member]["gradients"][step] for member in members}
-                sentence = _wrong_step(got, names, own)
+                sentence = _wrong_step(got, names, local)
                 if sentence:
                     words = f"step {step + 1}, {sentence}"
                     yield self.topic, f"{words}\n{self.advice(words)}".rstrip()
                     return
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
-        yield from super().by_trace(one)
-        for step in steps_of(one):
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        yield from super().by_trace(observation)
+        for step in steps_of(observation):
             for name, words in (*_not_waited_for(step), *step.case.wrong_step(step)):
                 yield name, f"{step.words}: {words}"
 
     def wrong_step(self, step: Step) -> Iterator[Fault]:
-        """Yields what is wrong with the communication of one rank in one step."""
+        """Yields the faults in the communication of one rank in one step."""
         yield from ()
 
     def averaged(
@@ -136,24 +136,24 @@ class Training(Reducing):
     ) -> Iterator[tuple[list[str], dict[int, list[Tensor | None]]]]:
         """Yields for each step the parameters' names and the local gradients of all ranks.
 
-        Ranks that are no members are included, because a mistake may have used their gradients.
+        Ranks outside the group are included, because a mistake may have used their gradients.
         """
         module = self.net.module(self.seed)
         for step in range(self.steps):
-            own = {rank: self._gradients(module, rank, step) for rank in range(ranks)}
-            yield [name for name, _ in module.named_parameters()], own
-            sgd_step(module, [own[member] for member in members])
+            local = {rank: self._gradients(module, rank, step) for rank in range(ranks)}
+            yield [name for name, _ in module.named_parameters()], local
+            sgd_step(module, [local[member] for member in members])
 
     def _gradients(self, module: nn.Module, rank: int, step: int) -> list[Tensor | None]:
         module.zero_grad()
         _loss(module, *self.batch(rank, step)).backward()
-        return [None if one.grad is None else one.grad.clone() for one in module.parameters()]
+        return [None if part.grad is None else part.grad.clone() for part in module.parameters()]
 
     @cached_property
     def gradients(self) -> list[tuple[int, str]]:
         """Bytes and dtype of each existing gradient, beginning with the last parameter."""
         gradients = self._gradients(self.net.module(self.seed), 0, 0)[::-1]
-        return [(one.nbytes, str(one.dtype)) for one in gradients if one is not None]
+        return [(grad.nbytes, str(grad.dtype)) for grad in gradients if grad is not None]
 
     @property
     def sizes(self) -> list[int]:
@@ -181,7 +181,7 @@ def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
 def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str, Any]:
     """Runs on every rank: calls `start(module, group=...)`, and its return value in each step.
 
-    The returned function is called after backward. The rank notes the gradients of each step.
+    The returned function is called after backward. The result has the gradients of each step.
     """
     from dtlab.trace import span
 
@@ -233,7 +233,7 @@ def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
     return (module(inputs) - targets).square().mean()
 
 
-# What is wrong with gradients, as far as the numbers themselves show it --------------------------
+# Mistakes that the values of the gradients show --------------------------------------------------
 
 _OWN_GRADIENT = (
     "this is the rank's own gradient: no all-reduce left its result in this `.grad`. If you "
@@ -246,7 +246,7 @@ def _wrong_step(
     names: Sequence[str],
     own: Mapping[int, Sequence[Tensor | None]],
 ) -> str:
-    """What is wrong with the members' gradients of one step; empty if nothing is."""
+    """A message about the members' gradients of one step; empty if they are right."""
     for rank, gradients in got.items():
         for place, name in enumerate(names):
             every = {other: parts[place] for other, parts in own.items()}
@@ -268,27 +268,27 @@ def _wrong_step(
 def wrong_gradient(
     got: Tensor | None, own: Mapping[int, Tensor | None], members: Sequence[int], rank: int
 ) -> str:
-    """What is wrong with `got` of this rank, which should be the mean over `members`.
+    """A message unless `got` of this rank is the mean over `members`; empty if it is.
 
-    `own` holds every rank's local gradient, or None if it has none. Empty if nothing is wrong.
+    `own` holds every rank's local gradient, or None if it has none.
     """
-    theirs = [grad for member, grad in own.items() if member in members and grad is not None]
-    if not theirs:
+    local = [grad for member, grad in own.items() if member in members and grad is not None]
+    if not local:
         return "" if got is None else "had no gradient, and should have none afterwards."
     if got is None:
         return "has lost its gradient."
-    total, count = sum(theirs[1:], theirs[0]), len(members)
+    total, count = sum(local[1:], local[0]), len(members)
     if got.shape != total.shape or got.dtype != total.dtype:
         return f"the gradient is {tuple(got.shape)} of {got.dtype} now."
     if close(got, total / count):
         return ""
-    everyone = [grad for grad in own.values() if grad is not None]
+    every = [grad for grad in own.values() if grad is not None]
     for value, message in (
         (own[rank], _OWN_GRADIENT),
         (total, "this is the sum over the ranks, not the mean."),
         (total / count**2, "this is divided twice by the number of ranks."),
-        (theirs[0], f"this is rank {members[0]}'s own gradient, not the mean."),
-        (sum(everyone[1:], everyone[0]) / len(everyone), "this is the mean over all ranks."),
+        (local[0], f"this is rank {members[0]}'s own gradient, not the mean."),
+        (sum(every[1:], every[0]) / len(every), "this is the mean over all ranks."),
     ):
         if value is not None and close(got, value):
             return message
@@ -297,13 +297,13 @@ def wrong_gradient(
 
 
 def _advice_on_groups(trouble: str) -> str:
-    """A hint for mistakes that show only with groups."""
+    """Advice on mistakes that show only with groups."""
     line, give = trouble.partition("\n")[0], "Pass `group` to every call of torch.distributed."
     if "'group'" in line:
         return "Your function takes no `group`: write group=None as its last argument."
     if "not part of the group" in line or "src" in line:
         return "In a group, src= is a global rank, and group_src= counts within the group."
-    if "began with" in line:
+    if "initial value" in line:
         return f"{give} Send the first member's parameters: group_src=0 counts in the group."
     return f"{give} And divide by dist.get_world_size(group)."
 
@@ -315,7 +315,7 @@ def _advice_on_groups(trouble: str) -> str:
 class Step:
     """What one rank did in one step of one case, in order."""
 
-    one: Observation
+    run: Observation
     case: Training
     rank: int
     number: int
@@ -324,8 +324,8 @@ class Step:
     @property
     def words(self) -> str:
         """The place of the step: "4 ranks, a chain of layers, step 2, rank 0"."""
-        case = self.one.trial.cases.index(self.case)
-        return f"{self.one.trial.words(case)}, step {self.number + 1}, rank {self.rank}"
+        case = self.run.trial.cases.index(self.case)
+        return f"{self.run.trial.words(case)}, step {self.number + 1}, rank {self.rank}"
 
     @cached_property
     def all_reduces(self) -> list[Event]:
@@ -336,7 +336,7 @@ class Step:
 
     @property
     def others(self) -> str:
-        """The calls of all other collectives, in words; empty if there were none."""
+        """The names of all other collectives that the rank called; empty if there were none."""
         names = {event.name for event in self.events if event.kind == "comm"} - {"all_reduce"}
         return " and ".join(f"dist.{name}" for name in sorted(names))
 
@@ -352,21 +352,21 @@ class Step:
         return [event for event in self.events if event.name == name]
 
 
-def steps_of(one: Observation) -> Iterator[Step]:
+def steps_of(run: Observation) -> Iterator[Step]:
     """Yields every step of every rank: the events inside one mark `step`."""
-    cases = [case for case in one.trial.cases if isinstance(case, Training)]
+    cases = [case for case in run.trial.cases if isinstance(case, Training)]
     numbered = [(case, number) for case in cases for number in range(case.steps)]
-    for rank in range(one.trial.world_size):
-        steps = inside_marks(one.trace, rank, "step")
+    for rank in range(run.trial.world_size):
+        steps = inside_marks(run.trace, rank, "step")
         for (case, number), events in zip(numbered, steps, strict=False):
-            yield Step(one, case, rank, number, events)
+            yield Step(run, case, rank, number, events)
 
 
-def amounts(one: int, other: int) -> tuple[str, str]:
+def amounts(first: int, second: int) -> tuple[str, str]:
     """Formats two different numbers of bytes, exactly if rounding would make them equal."""
-    if amount(one) != amount(other):
-        return amount(one), amount(other)
-    return f"{one} bytes", f"{other} bytes"
+    if amount(first) != amount(second):
+        return amount(first), amount(second)
+    return f"{first} bytes", f"{second} bytes"
 
 
 def _not_waited_for(step: Step) -> Iterator[Fault]:
@@ -374,7 +374,7 @@ def _not_waited_for(step: Step) -> Iterator[Fault]:
     if step.case.topic == "gradients" and len(step.marks("wait")) < len(step.all_reduces):
         yield (
             _LUCK,
-            "no rank waits for a dist.all_reduce with async_op=True, so its result may not be "
-            "ready. Store the handle that it returns, and call wait() on it, even if "
+            "the rank does not wait for a dist.all_reduce with async_op=True: its result may not "
+            "be ready. Store the handle that it returns, and call wait() on it, even if "
             "is_completed() returned True.",
         )

@@ -1,4 +1,4 @@
-"""02/uneven: averages over three ranks with batches of different sizes."""
+"""02/uneven: compute averages over three ranks with batches of different sizes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ PART = Part(
             "the factor by which rank 2 must multiply its mean loss, so that DDP's average is "
             "the gradient of the mean over all samples",
             "3 * sizes[2] / n",
-            "Its sum must be divided by the number of all samples, and DDP divides by 3 already.",
+            "Rank 2's sum must be divided by the number of all samples. DDP divides by 3 already.",
             {
                 "answer / 3": "this is its share of the samples. DDP still divides by the number "
                 "of ranks.",
@@ -70,8 +70,8 @@ PART = Part(
         ),
         number(
             "weight",
-            "under DDP, without such factors: how many times as much does a sample of rank 2 "
-            "count as one of rank 0?",
+            "under DDP, without such factors: how many times as much a sample of rank 2 counts "
+            "as a sample of rank 0",
             "sizes[0] / sizes[2]",
             "Each rank's mean counts 1/3. Over how many samples is that third divided?",
             {
@@ -85,8 +85,8 @@ PART = Part(
             "100 * sum(right) / n",
             "Count all samples that are classified right, and all samples.",
             {
-                "100 * sum(one / size for one, size in zip(right, sizes)) / 3": "this is the mean "
-                "of three accuracies: the few samples of rank 2 count a third.",
+                "100 * sum(hits / size for hits, size in zip(right, sizes)) / 3": "this is the "
+                "mean of three accuracies: the few samples of rank 2 count a third.",
                 "100 * sum(right) / (3 * sizes[0])": "this assumes as many samples on rank 2 as "
                 "on rank 0.",
             },

@@ -1,4 +1,4 @@
-"""03/accumulate: accumulate microbatch gradients in one process, as of one large batch."""
+"""03/accumulate: accumulate the gradient of one large batch from microbatches, in one process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _trials(seed: int) -> list[Trial]:
     """Trials with equal microbatches, with uneven ones, and with a gradient already in `.grad`.
 
     The equal ones have fewer microbatches in the last step. The uneven ones have three sizes, or a
-    short last microbatch, or one without samples. No count of samples follows from another.
+    short last microbatch, or one without samples. With these numbers, counting mistakes show.
     """
     draw = random.Random(seed)
     chain, tied = draw_nets(draw)
@@ -47,7 +47,7 @@ PART = Part(
             rule(
                 "equal",
                 2,
-                "right where all microbatches have as many samples, in every step",
+                "right if all microbatches have equally many samples, in every step",
                 lost_by=("equal", FOREIGN),
             ),
             rule(
@@ -56,7 +56,7 @@ PART = Part(
                 "right if microbatches differ in size, and if one has no samples",
                 after="equal",
             ),
-            rule("added", 1, "added to what is in .grad already", after="equal"),
+            rule("added", 1, "adds to the old content of .grad", after="equal"),
             rule("graphs", 1, "holds the graph of only one microbatch at a time", after="equal"),
             rule("loss", 1, "returns the mean loss over all samples", after="uneven"),
         ),

@@ -1,4 +1,4 @@
-"""03/accumulate_over_ranks: accumulate over unequal ranks, and all-reduce once per step."""
+"""03/accumulate_over_ranks: accumulate over ranks with unequal samples; all-reduce once a step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "travels_once"]
 
-_FEW = 1024  # bytes of "a few numbers" that may be sent besides
+_FEW = 1024  # bytes of "a few numbers" that may be sent as well
 
 
 def travels_once(events: Sequence[Event], size: int, what: str) -> str:
@@ -50,8 +50,8 @@ def travels_once(events: Sequence[Event], size: int, what: str) -> str:
     for name, count in sent.items():
         if name != "all_reduce" and count > _FEW:
             return (
-                f"dist.{name} took part, with {amount(count)}. Send only {what} in all-reduces, "
-                "and a few numbers."
+                f"dist.{name} sends {amount(count)}. Send only {what} in all-reduces, and a few "
+                "numbers."
             )
     reduced = f"the all-reduces have {amount(sent['all_reduce'])}, and {what} {amount(size)}"
     if sent["all_reduce"] < size:
@@ -107,12 +107,12 @@ class Breaking(Accumulating):
         module.zero_grad()
         inputs, targets = given.steps[0][0]
         loss_sum(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        return {"came_through": caught is not None, "gradients": gradients_of(module)}
+        return {"raised": caught is not None, "gradients": gradients_of(module)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         import torch
 
-        if not all(result["came_through"] for result in results):
+        if not all(result["raised"] for result in results):
             yield "left", "loss_sum raised an error, and your function hid it: let it propagate."
             return
         (shares,) = next(iter(self.shares.values()))
@@ -123,7 +123,7 @@ class Breaking(Accumulating):
                 yield (
                     "left",
                     f"rank {rank}: after an error in a microbatch the model is still in no_sync, "
-                    "and no longer averages. Use `with`, which leaves no_sync on an error too.",
+                    "and no longer averages. Use `with`, which ends no_sync after an error too.",
                 )
                 return
 
@@ -132,7 +132,7 @@ class Breaking(Accumulating):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials for each criterion: equal ranks, uneven ranks, a full `.grad`, an error, groups."""
+    """Trials with equal ranks, with uneven ranks, a filled `.grad`, an error, and groups."""
     draw = random.Random(seed)
     wide = Net("chain", (draw.randint(8, 12), 64, 64, draw.randint(5, 8)), "three layers")
     small = Net("frozen", tuple(draw.sample(range(4, 13), 5)), "a frozen and other layers")
@@ -160,7 +160,7 @@ def _trials(seed: int) -> list[Trial]:
 _ONCE = rule(
     "once",
     2,
-    "the gradients travel once in a step, and a few numbers",
+    "a step sends the gradients once, and a few numbers",
     also=_not_reduced_once,
     after="equal",
 )
@@ -173,10 +173,10 @@ _UNEVEN = rule(
 
 def _judge_uneven(seen: Seen) -> Verdict:
     """Blocks the criterion if its trial hangs because gradients are sent more than once."""
-    if _ONCE.judge(seen).status == "lost" and any(one.hung for one in of_topic(seen, "uneven")):
+    if _ONCE.judge(seen).status == "lost" and any(run.hung for run in of_topic(seen, "uneven")):
         return blocked(
             "judged once the gradients are sent only once: ranks have different numbers of "
-            "microbatches here, and the ranks with more of them wait for those that are done"
+            "microbatches here, and the ranks with more of them wait for the other ranks"
         )
     return _UNEVEN.judge(seen)
 
@@ -193,18 +193,18 @@ PART = Part(
             rule(
                 "equal",
                 2,
-                "right on 1 and 4 ranks where all microbatches are equal",
+                "right on 1 and 4 ranks if all microbatches are equally large",
                 lost_by=("equal", FOREIGN),
             ),
             Rule("uneven", 3, Judging(_UNEVEN.right, _judge_uneven), after="equal"),
             _ONCE,
-            rule("added", 1, "added to what is in .grad already", after="equal"),
+            rule("added", 1, "adds to the old content of .grad", after="equal"),
             rule("graphs", 1, "holds the graph of only one microbatch at a time", after="equal"),
-            rule("left", 1, "no_sync is left after an error too", after="once"),
+            rule("left", 1, "no_sync ends after an error too", after="once"),
             rule(
                 "subgroups",
                 1,
-                "right where the model averages over some of the ranks",
+                "right if the model averages over some of the ranks",
                 after="uneven",
             ),
             rule("loss", 1, "returns the mean loss over the samples of all ranks", after="uneven"),

@@ -1,4 +1,4 @@
-"""03/effective_batch: the effective batch of three runs, and the steps of one in an epoch."""
+"""03/effective_batch: compute the effective batch of three runs, and the steps in an epoch."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ PART = Part(
     asked(
         _draw,
         [
-            ("run A", "1 GPU; microbatches of {a[micro]} samples, {a[count]} of them to a step"),
+            ("run A", "1 GPU; microbatches of {a[micro]} samples, {a[count]} of them in a step"),
             (
                 "run B",
                 "{b[gpus]} GPUs, a copy of the model on each; microbatches of {b[micro]} samples, "
-                "one to a step",
+                "one in a step",
             ),
             (
                 "run C",
                 "{c[gpus]} GPUs, tensor-parallel degree {c[degree]}; microbatches of {c[micro]} "
-                "samples, {c[count]} of them to a step",
+                "samples, {c[count]} of them in a step",
             ),
             ("data set of run C", "{samples} samples"),
         ],
@@ -66,7 +66,7 @@ PART = Part(
             "b['gpus'] * b['micro']",
             "Gradients are averaged over the GPUs before the step. How many samples is that?",
             {
-                "b['micro']": "this is what one GPU sees. The step uses the gradients of all.",
+                "b['micro']": "this is the batch of one GPU. The step uses the gradients of all.",
                 "b['micro'] / b['gpus']": "this splits a microbatch among the GPUs. Each GPU has "
                 "a whole one.",
                 "b['micro'] + b['gpus']": "this adds GPUs to samples.",
@@ -80,16 +80,16 @@ PART = Part(
             "step?",
             {
                 "gpus * micro * count": "this counts every GPU as a copy of the model. GPUs that "
-                "share one copy see the same samples.",
-                "micro * count": "this is what one copy sees. How many copies are there?",
-                "c['degree'] * micro * count": "this multiplies by the GPUs of one copy. They see "
-                "the same samples.",
+                "share one copy process the same samples.",
+                "micro * count": "this is the batch of one copy. How many copies are there?",
+                "c['degree'] * micro * count": "this multiplies by the GPUs of one copy. They "
+                "process the same samples.",
                 "copies * micro": "this is one microbatch of each copy. A step takes several.",
             },
         ),
         _count(
             "micro_batches",
-            "how many microbatches to a step give run C an effective batch of {wanted} samples",
+            "how many microbatches per step give run C an effective batch of {wanted} samples",
             "wanted // (copies * micro)",
             "How many samples do all copies take together, in one microbatch each?",
             {
@@ -125,7 +125,7 @@ PART = Part(
         ),
         _count(
             "no_sync",
-            "the same, with all microbatches of a step except the last inside `no_sync`",
+            "the same number, with all microbatches of a step except the last inside `no_sync`",
             "steps",
             "Which backward passes average gradients, and how many of those are there?",
             {

@@ -38,12 +38,12 @@ class Graphs:
 
     def _begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self.held:
-            gc.collect()  # so that a reference cycle is not counted as a mistake
+            gc.collect()  # otherwise a reference cycle would count as a mistake
         self._passes.append([len(inputs[0]), self.held])
 
     @contextmanager
     def watched(self) -> Iterator[list[list[int]]]:
-        """Yields a list that fills up: for each forward pass its samples and the held tensors."""
+        """Yields a list that gets an entry per forward pass: its samples and the held tensors."""
         self._passes = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda tensor: _Held(tensor, self), lambda held: held.tensor

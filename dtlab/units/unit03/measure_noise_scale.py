@@ -29,7 +29,7 @@ _FINISHED = ("dtlab.training.learning_rate",)
 
 
 class Norms(NamedTuple):
-    """Squared norms: the mean over the gradients of `ranks` batches, and that of their mean."""
+    """Squared norms: `small` is their mean over the ranks' gradients, `big` is the mean's."""
 
     small: float
     big: float
@@ -87,8 +87,8 @@ class Measuring(Reducing):
             every[0, 1], every[1, 3] = 6, 8  # then all intermediate results are exact
             return list(every)
         generator = torch.Generator().manual_seed(self.seed)
-        common, *own = 0.003 * torch.randn(1 + world_size, self.elements, generator=generator)
-        noise = torch.stack(own)
+        common, *rest = 0.003 * torch.randn(1 + world_size, self.elements, generator=generator)
+        noise = torch.stack(rest)
         noise *= 0.5 + torch.rand(world_size, 1, generator=generator)  # norms differ
         if self.signal == "none":
             return list(noise - noise.mean(0) + 0.01 * common)
@@ -126,8 +126,8 @@ class Measuring(Reducing):
         import torch
 
         every = self.gradients(world_size)
-        own = torch.stack([every[member] for member in members]).double()
-        small, big = own.square().sum(1).mean(), own.mean(0).square().sum()
+        gradients = torch.stack([every[member] for member in members]).double()
+        small, big = gradients.square().sum(1).mean(), gradients.mean(0).square().sum()
         return Norms(float(small), float(big), self.batch, len(members))
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
@@ -155,7 +155,7 @@ class Measuring(Reducing):
             if len(set(values.values())) > 1:
                 return (
                     "right up to rounding, but not the same on all ranks, so that they may decide "
-                    "differently: compute with all-reduced numbers alone."
+                    "differently: compute only with all-reduced numbers."
                 )
         return ""
 
@@ -171,7 +171,7 @@ class Measuring(Reducing):
         def biased(variance: float) -> float:
             return variance / (norms.big - variance / (batch * size))
 
-        own = float(self.gradients(world_size)[rank].double().square().sum())
+        square = float(self.gradients(world_size)[rank].double().square().sum())
         gap = "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b)"
         known = {
             "tr(Sigma) is the noise of one sample. This is that of a batch.": norms.scale / batch,
@@ -191,7 +191,7 @@ class Measuring(Reducing):
                 biased(apart / (batch * size - batch))
             ),
             "the norm of a small batch is the rank's own here: take the mean over ranks.": (
-                norms._replace(small=own).scale
+                norms._replace(small=square).scale
             ),
             "this is the noise scale over all ranks.": (
                 self.norms(world_size, range(world_size)).scale
@@ -204,21 +204,21 @@ class Measuring(Reducing):
         return next((why for why, value in known.items() if _same(got, value)), plain)
 
     def _changed(self, results: Sequence[Noted]) -> str:
-        """Names the first gradient that has changed; empty if none has."""
+        """A message about the first gradient that has changed; empty if none has."""
         every = self.gradients(len(results))
         total = sum(every[1:], every[0])
         for rank, result in enumerate(results):
             after = result["gradient"]
             if not after.equal(every[rank]):
                 known = {"the sum": total, "the mean": total / len(every)}
-                alike = (
+                equal = (
                     f"{name} over the ranks"
                     for name, value in known.items()
                     if after.shape == value.shape and close(after, value)
                 )
                 return (
-                    f"rank {rank}: the gradient is {next(alike, 'another one')} afterwards. Work "
-                    "on a copy, gradient.clone()."
+                    f"rank {rank}: your function changes the gradient to "
+                    f"{next(equal, 'another tensor')}. Work on a copy, gradient.clone()."
                 )
         return ""
 
@@ -234,8 +234,8 @@ def _same(got: float, wanted: float) -> bool:
     return math.isclose(got, wanted, rel_tol=2e-3)  # float32 errors are about 1e-5
 
 
-def _travels_often(seen: Seen) -> str:
-    """A message if more is sent than one all-reduce of the gradient and a few numbers."""
+def _sent_too_much(seen: Seen) -> str:
+    """A message unless ranks send one all-reduce of the gradient and only a few more numbers."""
     for where, size, events in in_each_step(seen, "scale"):
         wrong = travels_once(events, size, "the gradient")
         if wrong:
@@ -280,7 +280,7 @@ PART = Part(
             rule(
                 "scale",
                 2,
-                "the noise scale, the same on all of 2 to 4 ranks",
+                "the noise scale is right, and the same on all of 2 to 4 ranks",
                 lost_by=("scale", FOREIGN),
             ),
             rule("signal", 1, "infinite if no signal is measured", after="scale"),
@@ -289,9 +289,9 @@ PART = Part(
                 1,
                 "one all-reduce of the gradient, and a few numbers",
                 FOREIGN,
-                also=_travels_often,
+                also=_sent_too_much,
             ),
-            rule("untouched", 1, "the gradient is left as it was", FOREIGN, "untouched waits"),
+            rule("untouched", 1, "the gradient is unchanged", FOREIGN, "untouched waits"),
             rule("subgroups", 1, "right on groups of some of the ranks too", after="scale"),
         ),
     ),

@@ -1,4 +1,4 @@
-"""03/micro_gradients: gradients of equal microbatches, and of some with unequal tokens."""
+"""03/micro_gradients: compute gradients of microbatches with equal and with unequal tokens."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ PART = Part(
             "All four have the same number of samples, so all count alike.",
             {
                 "sum(gradients)": "this is the sum. The loss over all of them is a mean.",
-                "gradients[-1]": "this is the last one alone. The others count too.",
+                "gradients[-1]": "this is only the last gradient. The others count too.",
                 "answer / 4": "this divides by four twice.",
             },
         ),
@@ -68,15 +68,15 @@ PART = Part(
             "sum(gradients)",
             "What does a backward pass do with the content of `.grad`?",
             {
-                "answer / 4": "nothing divides. A backward pass does not know of other passes.",
+                "answer / 4": "nothing divides. A backward pass is independent of other passes.",
                 "gradients[-1]": "this would be right if each pass overwrote `.grad`. Does it?",
                 "0": "this is right after `zero_grad`.",
             },
         ),
         number(
             "rate",
-            "with that in `.grad` and its learning rate, plain SGD goes as far as with `mean` in "
-            "`.grad` and which learning rate?",
+            "the learning rate with which plain SGD goes as far with `mean` in `.grad` as with "
+            "`undivided` in `.grad` and the GPU's learning rate",
             "4 * rate",
             "A step is rate times gradient. One factor is smaller now. What about the other?",
             {
@@ -140,7 +140,7 @@ PART = Part(
         where={
             "counts": "[sum(rank) for rank in tokens]",  # tokens of each rank
             "pairs": "[list(zip(*rank)) for rank in zip(tokens, token_gradients)]",
-            "totals": "[sum(count * one for count, one in rank) for rank in pairs]",
+            "totals": "[sum(count * mean for count, mean in rank) for rank in pairs]",
             "true": "sum(totals) / sum(counts)",
             "mean_of_true_means": "(totals[0] / counts[0] + totals[1] / counts[1]) / 2",
             "added_up": "sum(map(sum, token_gradients))",

@@ -13,7 +13,7 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, formula, number
 
 _BATCHES = (8, 32, 128, 512, 2048)
-_APART = 1.25  # the least factor between a batch and a limit at which the answer would change
+_APART = 1.25  # least ratio between a batch and a limit at which the answer would change
 
 
 def _draw(draw: Random) -> Values:
@@ -54,7 +54,7 @@ def _up_to(limit: float) -> frozenset[str]:
 PART = Part(
     "03/noise_scale",
     1,
-    "What a larger batch buys",
+    "What a larger batch saves",
     8,
     3,
     asked(
@@ -118,9 +118,9 @@ PART = Part(
         ),
         number(
             "fewest",
-            "the fewest steps in which a batch without limit would reach that loss",
+            "the steps in which an infinitely large batch would reach that loss",
             "steps / (1 + scale / small)",
-            "What is 1 + B_noise / B at the small batch, and without a limit to B?",
+            "What is 1 + B_noise / B at the small batch, and at an infinitely large one?",
             {
                 "steps * small / scale": "this assumes that steps fall in proportion up to "
                 "B_noise, and then stay.",
@@ -131,7 +131,7 @@ PART = Part(
         ),
         number(
             "saved",
-            "by doubling a batch of {above}: the part of the steps at {above} that is saved",
+            "the part of the steps at a batch of {above} that doubling the batch saves",
             "100 * saved",
             "Compute 1 + B_noise / B before and after. By what part does it fall?",
             {
@@ -144,7 +144,7 @@ PART = Part(
         ),
         number(
             "samples",
-            "and how many times as many samples the run with the doubled batch takes in all",
+            "how many times as many samples the run with the doubled batch takes in all",
             "2 * (1 - saved)",
             "Samples are steps times batch.",
             {

@@ -1,8 +1,8 @@
 """03/reach: plan a training that reaches a test error at 16 times the batch, with fixed samples.
 
-A rank calls `plan(batch, samples, ranks, memory) -> dict` for several settings. Then ranks of the
-course carry out the plan for the digits (`reach_training`): first on two data-parallel ranks, to
-measure what is sent; then in full, with unseen seeds, each training on one rank.
+A rank calls `plan(batch, samples, ranks, memory) -> dict` for several settings. Then the check
+trains on the digits by the plan (`reach_training`): first on two data-parallel ranks, to measure
+what they send; then in full, with unknown seeds, each training on one rank.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class Setting(Faulty):
             yield from (("batch", misfit), ("no plan", misfit))
             return
         micro, count, updates = plan["micro_batch"], plan["micro_batches"], plan["updates"]
-        took, needed = micro * count * self.ranks, updates * self.batch
+        taken, needed = micro * count * self.ranks, updates * self.batch
         if micro > self.memory:
             yield (
                 "batch",
                 f"a forward pass has {micro} samples, but a rank has memory for {self.memory}.",
             )
-        elif took != self.batch:
+        elif taken != self.batch:
             yield (
                 "batch",
-                f"{micro} samples x {count} microbatches x {count_ranks(self.ranks)} are {took} "
+                f"{micro} samples x {count} microbatches x {count_ranks(self.ranks)} are {taken} "
                 f"in an update, but the batch is {self.batch}.",
             )
         elif micro < min(self.memory, self.batch // self.ranks):
@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 
 def _misfits(plan: Any) -> Iterator[str]:
-    """Yields why this is not a valid plan. Only the first reason counts; later ones rely on it."""
+    """Yields the reasons why a plan is invalid. Only the first counts; later ones rely on it."""
     if not isinstance(plan, Mapping):
         yield f"returns {plan}. Return a dict, as the cell above does."
     for name in (*_NUMBERS, "decay", "travel_in"):
@@ -144,7 +144,7 @@ def _misfits(plan: Any) -> Iterator[str]:
         yield "must list microbatches by their numbers from 0 in 'travel_in', as [0, 1]."
 
 
-# What the course's ranks do with a plan ----------------------------------------------------------
+# Training by a plan ------------------------------------------------------------------------------
 
 _REHEARSED = 40  # updates
 
@@ -198,8 +198,8 @@ class Trainings(Faulty):
         return f"{self.plan['updates']} updates"
 
     def given(self, rank: int, world_size: int) -> tuple[dict[str, Any], list[int]]:
-        at_once = {"micro_batch": BATCH, "micro_batches": 1, "travel_in": [0]}
-        return {**self.plan, **at_once}, list(self.seeds[rank::world_size])
+        in_one_pass = {"micro_batch": BATCH, "micro_batches": 1, "travel_in": [0]}
+        return {**self.plan, **in_one_pass}, list(self.seeds[rank::world_size])
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[dict[str, Any], list[int]]) -> dict[str, Any]:
@@ -249,14 +249,14 @@ def _train_by(*given: Any) -> Any:
 
 
 def _too_much_sent(seen: Seen) -> str:
-    for one in seen:
-        if isinstance(one.trial.cases[0], Rehearsal) and one.trace is not None:
-            gradient, left = 4 * one.results[0][0]["copy"].numel(), bytes_left(one.trace, 0)
+    for run in seen:
+        if isinstance(run.trial.cases[0], Rehearsal) and run.trace is not None:
+            gradient, sent = 4 * run.results[0][0]["copy"].numel(), bytes_left(run.trace, 0)
             # Allowed: the initial parameters, 1.25 times the gradients, 64 KiB for gloo itself.
-            if left > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):
+            if sent > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):
                 return (
-                    f"{amount(left)} left rank 0 in {_REHEARSED} updates, "
-                    f"{left / _REHEARSED / gradient:.1f} gradients for each. Accumulate them on a "
+                    f"rank 0 sent {amount(sent)} in {_REHEARSED} updates, "
+                    f"{sent / _REHEARSED / gradient:.1f} gradients in each. Accumulate them on a "
                     "rank until the last microbatch."
                 )
     return ""
@@ -266,7 +266,7 @@ def _too_much_sent(seen: Seen) -> str:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """The notebook's setting and four drawn ones; in some the whole batch fits into memory."""
+    """The notebook's setting and four drawn ones; in the last, a rank's share fits into memory."""
     draw = random.Random(seed)
     seeds = tuple(draw.randrange(1000, 1 << 30) for _ in range(_SEEDS))
     settings = [Setting(BATCH, SAMPLES, RANKS, MEMORY, seeds)]
@@ -300,8 +300,8 @@ PART = Part(
                 "updates",
                 also=_too_much_sent,
             ),
-            rule("error", 4, f"at most {FIRST:g} % in the end", "batch", "updates"),
-            rule("target", 6, f"at most {TARGET:g} % in the end", "batch", "updates", "error"),
+            rule("error", 4, f"test error at most {FIRST:g} %", "batch", "updates"),
+            rule("target", 6, f"test error at most {TARGET:g} %", "batch", "updates", "error"),
         ),
         compiles=True,
     ),

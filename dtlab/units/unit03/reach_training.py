@@ -32,7 +32,7 @@ Result = tuple[float, list[tuple[float, Any]], torch.Tensor]
 
 
 def train_by(plan: Plan, data: Split, seed: int, group: Group = None) -> Result:
-    """Train on all ranks, or a group; test error in %, loss and rate of each update, the end."""
+    """Train; return the test error in %, each update's loss and rate, and the final parameters."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     model = MLP(64, 128, 128, 10, seed=seed)
     replica = DDP(model, process_group=group)

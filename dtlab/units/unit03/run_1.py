@@ -1,4 +1,4 @@
-"""03/run_1: the schedule is too short, since its length is divided by the ranks twice."""
+"""03/run_1: the schedule is too short: its length is divided twice by the number of ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""03/run_3: the rate is too low by the ranks, and losses are not divided by the microbatches."""
+"""03/run_3: the rate lacks the number of ranks, and the losses lack a division by microbatches."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dtlab.units.unit03.run_trials import (
 
 
 def one_recipe(seed: int) -> list[Trial]:
-    """Trials of `script(model, data, epochs, batch, rate, accumulate)`: one GPU's batch, split."""
+    """Trials of `script(model, data, epochs, batch, rate, accumulate)`, which splits one batch."""
     draw = random.Random(seed)
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:

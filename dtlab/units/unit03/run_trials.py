@@ -89,9 +89,9 @@ def training(
 def accumulated(seed: int) -> list[Trial]:
     """Trials of `script(model, data, epochs, micro, accumulate)` on three ranks and on two.
 
-    The batch is chosen so that no two mistakes give the same factor: neither the ranks, nor the
-    microbatches, nor their product, nor a root equals batch / 32. In the first trial neither
-    number is 2, because other mistakes make rates wrong by a factor of 2, too.
+    The batch is chosen so that no two mistakes give the same factor: batch / 32 differs from the
+    number of ranks, of microbatches, from their product and its root. In the first trial neither
+    number is 2, because other mistakes also make rates wrong by a factor of 2.
     """
     draw = random.Random(seed)
 
@@ -114,22 +114,22 @@ class Move(NamedTuple):
     astray: float
 
 
-def moves(case: Training, seen: Seen, steps: Sequence[Step]) -> list[Move]:
+def moves(case: Training, result: Seen, steps: Sequence[Step]) -> list[Move]:
     """The updates of a rank, compared with the samples' mean gradient and the momentum."""
     updates = []
-    ends = [*seen.before[case.passes :: case.passes], seen.after]
-    velocity = 0 * seen.after
-    for begin, end, step in zip(seen.before[:: case.passes], ends, steps, strict=False):
+    ends = [*result.before[case.passes :: case.passes], result.after]
+    velocity = 0 * result.after
+    for begin, end, step in zip(result.before[:: case.passes], ends, steps, strict=False):
         velocity = MOMENTUM * velocity + gradient_of(case, begin, mean(step))
-        way = begin - end
-        rate = float(way @ velocity) / max(float(velocity @ velocity), 1e-30)
-        astray = float((way - rate * velocity).norm()) / max(float(way.norm()), 1e-12)
+        move = begin - end
+        rate = float(move @ velocity) / max(float(velocity @ velocity), 1e-30)
+        astray = float((move - rate * velocity).norm()) / max(float(move.norm()), 1e-12)
         updates.append(Move(rate, astray))
     return updates
 
 
-def moved_within_an_update(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """Objects if the parameters change between two microbatches of one update."""
+def moved_within_an_update(case: Training, results: Sequence[Seen], run: Observation) -> str:
+    """A message if the parameters change between two microbatches of one update."""
     rows = results[0].before
     for place in range(1, len(rows)):
         number = place % case.passes
@@ -147,7 +147,7 @@ def other_rates(rates_of: RatesOf, factors: Factors) -> Objection:
     `factors` explains updates that are all wrong by the same factor.
     """
 
-    def objection(case: Training, results: Sequence[Seen], one: Observation) -> str:
+    def objection(case: Training, results: Sequence[Seen], run: Observation) -> str:
         wanted = rates_of(case, len(results))
         updates = moves(case, results[0], steps_of(case, results))
         if len(updates) != len(wanted):
@@ -201,9 +201,9 @@ def _why_another_schedule(
             often = "never goes on" if count == updates else f"goes one step in {count} updates"
             return f"The schedule {often}: how often does `schedule.step()` run?"
     warm = wanted.index(max(wanted))
-    for rising in (warm, case.passes * warm, None):  # warm-ups that a learner may have passed
-        told = schedule(max(wanted), case.passes * updates, start, rising)
-        if _alike(rates, told[case.passes - 1 :: case.passes]):
+    for rising in (warm, case.passes * warm, None):  # lengths of the warm-up in likely mistakes
+        longer = schedule(max(wanted), case.passes * updates, start, rising)
+        if _alike(rates, longer[case.passes - 1 :: case.passes]):
             return (
                 "The schedule makes one step per microbatch, and its length was given in "
                 "microbatches: count updates."
@@ -220,10 +220,10 @@ def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
     times = batch / BASE_BATCH
     yield (
         case.passes,
-        "An update has as many microbatches. Each loss is divided by their number, and the rate "
+        "An update has that many microbatches. Each loss is divided by their number, and the rate "
         "grows with samples.",
     )
-    yield 1 / case.passes, "An update has as many microbatches: you divide by their number twice."
+    yield 1 / case.passes, "That is one over the number of microbatches: you divide by it twice."
     yield ranks, f"There are {ranks} ranks. How many samples does an update take in all?"
     yield 1 / ranks, "An update takes the samples of all ranks, not those of one."
     yield 1 / times, f"That is the rate of batch {BASE_BATCH}; an update takes {batch} samples."
@@ -231,13 +231,13 @@ def of_rates(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
     yield case.passes / times, "The batch grows with the ranks too, not with microbatches alone."
     yield ranks / times, "The batch grows with the microbatches too, not with the ranks alone."
     yield ranks * case.passes / times, "Count samples, not forward passes."
-    yield ranks * case.passes, "As many as there are forward passes in an update. Does it grow?"
+    yield ranks * case.passes, "An update has that many forward passes. Should the rate grow?"
 
 
 def rates_and_end(
     rates_of: RatesOf, name: str, right: str, factors: Factors = of_rates
 ) -> tuple[Rule, Rule]:
-    """Makes two criteria: `name` for the length of updates, and one for the final parameters."""
+    """Makes two criteria: `name` for the lengths of updates, and one for the final parameters."""
     rates = other_rates(rates_of, factors)
     begin = criterion(name, 2, right, too_large_passes, moved_within_an_update, rates)
     as_one = not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM))

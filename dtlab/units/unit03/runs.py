@@ -30,7 +30,7 @@ Curve = list[tuple[float, Any]]  # loss and rate of each update
 
 
 def train_1(model: Net, data: Data, epochs: int, micro: int, accumulate: int) -> Curve:
-    """Train `model` on all ranks; loss and rate of each update. Batch 32 takes a rate of 0.05."""
+    """Train `model`; return the loss and rate of each update. Batch 32 takes a rate of 0.05."""
     batch = micro * accumulate * dist.get_world_size()
     share = len(data) // dist.get_world_size()
     updates = epochs * share // batch
@@ -56,7 +56,7 @@ def train_1(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
 
 
 def train_2(model: Net, data: Data, epochs: int, micro: int, accumulate: int) -> Curve:
-    """Train `model` on all ranks; loss and rate of each update. Batch 32 takes a rate of 0.05."""
+    """Train `model`; return the loss and rate of each update. Batch 32 takes a rate of 0.05."""
     batch = micro * accumulate * dist.get_world_size()
     updates = epochs * len(data) // batch
     sampler = DistributedSampler(data, seed=2)
@@ -81,7 +81,7 @@ def train_2(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
 
 
 def train_3(model: Net, data: Data, epochs: int, micro: int, accumulate: int) -> Curve:
-    """Train `model` on all ranks; loss and rate of each update. Batch 32 takes a rate of 0.05."""
+    """Train `model`; return the loss and rate of each update. Batch 32 takes a rate of 0.05."""
     batch = micro * accumulate * dist.get_world_size()
     updates = epochs * len(data) // batch
     sampler = DistributedSampler(data, seed=3)
@@ -107,7 +107,7 @@ def train_3(model: Net, data: Data, epochs: int, micro: int, accumulate: int) ->
 
 
 def train_4(model: Net, data: Data, epochs: int, batch: int, rate: float, parts: int) -> Curve:
-    """Train `model` with one GPU's recipe, on all ranks; loss and rate of each update."""
+    """Train `model` with one GPU's recipe; return the loss and the rate of each update."""
     size = dist.get_world_size()
     micro = batch // (size * parts)
     updates = epochs * len(data) // batch

@@ -1,4 +1,4 @@
-"""03/scaled_rate: the learning rate for k times the batch, its reason, and its warm-up."""
+"""03/scaled_rate: compute the learning rate for k times the batch, and explain its rule."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ PART = Part(
             {
                 "noise": "how does the noise of an update change with k under this rule?",
                 "variance": "texts often say so. But noise is the root of a variance: another "
-                "rate would keep it as large as it was.",
+                "rate would leave it unchanged.",
                 "slope": _NOT_SHORTER,
             },
             explained=True,
@@ -96,10 +96,10 @@ PART = Part(
             "the argument from which texts derive the square root of k for SGD as well",
             _ARGUMENTS,
             "noise",
-            "How large is the noise in a mean over k times the samples, and that times the rate?",
+            "How large is the noise in a mean over k times the samples? Multiply it by the rate.",
             {
                 "steps": "that needs k times the rate. With the root of k, a step goes less far.",
-                "variance": "to make up for 1/k needs k. Where would a root come from?",
+                "variance": "making up for 1/k takes k. Where would a root come from?",
                 "slope": _NOT_SHORTER,
             },
             explained=True,
@@ -129,7 +129,7 @@ PART = Part(
                 "The line does not begin at 0, so it rises by less.",
                 "rate + rate * step / warmup": "this rises to twice the rate of the small "
                 "batch. Where does the line end?",
-                "full - rise * step / warmup": "this goes down the line.",
+                "full - rise * step / warmup": "this line goes down.",
                 "rate + rise * step / (warmup - 1)": "this line reaches `sgd` in the last step of "
                 "the warm-up already.",
                 "rate + rise * (step + 1) / warmup": "steps count from 0: in step 0 the line has "

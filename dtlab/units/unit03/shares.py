@@ -23,14 +23,14 @@ class Shares:
 
     By rank and microbatch: `sums` are the gradients of the loss summed over the samples, each as
     one vector over all parameters that have a gradient; `losses` are these summed losses, and
-    `counts` the numbers of samples. `names` and `shapes` describe the parameters, `there` says
-    which of them have a gradient, and `before` is what was in `.grad`.
+    `counts` the numbers of samples. `names` and `shapes` describe the parameters, `has_gradient`
+    says which of them have a gradient, and `before` is the old content of `.grad`.
     """
 
     members: tuple[int, ...]
     names: list[str]
     shapes: list[tuple[int, ...]]
-    there: list[bool]
+    has_gradient: list[bool]
     sums: Mapping[int, list[Tensor]]
     losses: Mapping[int, list[float]]
     counts: Mapping[int, list[int]]
@@ -42,7 +42,7 @@ class Shares:
         return sum(every[1:], every[0])
 
     def samples(self, ranks: Sequence[int]) -> int:
-        """How many samples these ranks have."""
+        """The number of samples that these ranks have."""
         return sum(sum(self.counts[rank]) for rank in ranks)
 
     @property
@@ -88,8 +88,8 @@ def shares_of(
         shares = _shares(module, batches, members, before)
         all_shares.append(shares)
         with torch.no_grad():
-            every = zip(module.parameters(), shares.there, strict=True)
-            trained = [parameter for parameter, there in every if there]
+            every = zip(module.parameters(), shares.has_gradient, strict=True)
+            trained = [parameter for parameter, has_gradient in every if has_gradient]
             vector_to_parameters(parameters_to_vector(trained) - RATE * shares.wanted, trained)
     return all_shares
 
@@ -115,13 +115,13 @@ def _shares(
                 torch.cat([grad.flatten() for grad in gradients if grad is not None])
             )
             losses[rank].append(loss.item())
-    there = [grad is not None for grad in gradients]
-    old = [grad.flatten() for grad, is_there in zip(before or (), there, strict=False) if is_there]
+    used = [grad is not None for grad in gradients]
+    old = [grad.flatten() for grad, is_used in zip(before or (), used, strict=False) if is_used]
     return Shares(
         members,
         [name for name, _ in module.named_parameters()],
         [tuple(parameter.shape) for parameter in module.parameters()],
-        there,
+        used,
         sums,
         losses,
         {rank: [len(inputs) for inputs, _ in pairs] for rank, pairs in batches.items()},
@@ -129,7 +129,7 @@ def _shares(
     )
 
 
-# What is wrong with an accumulated gradient or a loss, as far as the numbers show it -------------
+# Mistakes that the values of an accumulated gradient or of a loss show ---------------------------
 
 
 def plain_value(value: Any) -> float | str:
@@ -140,19 +140,19 @@ def plain_value(value: Any) -> float | str:
 
 
 def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> str:
-    """What is wrong with the gradients of a rank, one for each parameter; empty if nothing is."""
+    """A message about the gradients of a rank, one for each parameter; empty if they are right."""
     import torch
 
     vectors = []
-    every = zip(got, shares.names, shares.shapes, shares.there, strict=True)
-    for gradient, name, shape, there in every:
-        if gradient is not None and not there and not shares.before.any():
+    every = zip(got, shares.names, shares.shapes, shares.has_gradient, strict=True)
+    for gradient, name, shape, is_used in every:
+        if gradient is not None and not is_used and not shares.before.any():
             return f"{name} had no gradient, and should have none afterwards."
-        if gradient is None and there:
+        if gradient is None and is_used:
             return f"{name} has no gradient. Call backward for every microbatch."
         if gradient is not None and tuple(gradient.shape) != shape:
             return f"the gradient of {name} is {tuple(gradient.shape)} now."
-        if gradient is not None and there:
+        if gradient is not None and is_used:
             vectors.append(gradient.flatten())
     vector = torch.cat(vectors)
     if close(vector, shares.wanted):
@@ -178,7 +178,7 @@ def _unknown(got: Tensor, shares: Shares) -> str:
 
 def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
     """Yields vectors that known mistakes produce, and a message for each."""
-    yield from _of_what_was_before(got, shares)
+    yield from _of_old_content(got, shares)
     if len(shares.members) < len(shares.sums):
         yield from _of_groups(shares)
     if len(shares.members) > 1:
@@ -186,8 +186,8 @@ def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str
     yield from _of_one_rank(shares)
 
 
-def _of_what_was_before(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]:
-    """The mistake of losing or scaling the old content of `.grad`, if the new part is right."""
+def _of_old_content(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]:
+    """Mistakes that lose or scale the old content of `.grad`, if the new part is right."""
     old, rest = shares.before, got - shares.mean
     if old.any():
         times = float(rest @ old) / float(old @ old)
@@ -217,18 +217,18 @@ def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
     )
     yield (
         shares.mean * size,
-        "this is the number of ranks times what it should be: divide by the samples of all ranks, "
-        "not by this rank's own.",
+        "this is too large by the number of ranks: divide by the samples of all ranks, not by "
+        "this rank's own.",
     )
     yield (
         _averaged(shares, lambda sums, counts: sum(sums) / max(1, sum(counts))),
         "this is the mean of the ranks' means: a sample counts for more on a rank with few. "
         "Divide by the samples of all ranks.",
     )
-    for journey in range(1, min(len(shares.sums[member]) for member in shares.members)):
-        early = _averaged(shares, lambda sums, counts, j=journey: sum(sums[:j]))
+    for number in range(1, min(len(shares.sums[member]) for member in shares.members)):
+        early = _averaged(shares, lambda sums, counts, n=number: sum(sums[:n]))
         yield (
-            (early + sum(shares.sums[rank][journey:])) * size / samples,
+            (early + sum(shares.sums[rank][number:])) * size / samples,
             "gradients are averaged before the last microbatch, and later gradients stay on "
             "their rank.",
         )
@@ -241,7 +241,7 @@ def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
 
 
 def _of_one_rank(shares: Shares) -> Iterator[tuple[Tensor, str]]:
-    """Mistakes possible in one process too; wrappers average their results over the ranks."""
+    """Mistakes that one process can make too; wrappers average their results over the ranks."""
     size = len(shares.members)
     scale = size / shares.samples(shares.members)
     known: dict[str, Callable[[Any, Any], Any]] = {
@@ -282,7 +282,7 @@ def _means(sums: Sequence[Any], counts: Sequence[int]) -> list[Any]:
 
 
 def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
-    """What is wrong with the mean loss that a rank returned; empty if nothing is."""
+    """A message about the mean loss that a rank returned; empty if it is right."""
     if isinstance(got, str):
         return f"your function returns {got}, not a float; loss.item() converts a tensor."
     if _same(got, shares.loss):

@@ -48,7 +48,7 @@ FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
 Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
 Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # microbatches of each rank in each step
 
-# Hints for a case that fails, by its topic.
+# Advice on a case that fails, by its topic.
 _ADVICE = {
     "uneven": "Here ranks have different numbers of microbatches, and one rank has only an empty "
     "one. Every rank must take part in every all-reduce, even without samples.",
@@ -155,14 +155,14 @@ class Accumulating(Reducing):
     @cached_property
     def shares(self) -> dict[tuple[int, ...], list[Shares]]:
         """For each group and each step, the gradient of every microbatch of every rank."""
-        everyone = range(len(self.sizes))
+        ranks = range(len(self.sizes))
         batches = [
-            {rank: self.micro_batches(rank, step) for rank in everyone}
+            {rank: self.micro_batches(rank, step) for rank in ranks}
             for step in range(len(self.sizes[0]))
         ]
         return {
             members: shares_of(self.net.module(self.seed), batches, members, self.before())
-            for members in self.groups or (tuple(everyone),)
+            for members in self.groups or (tuple(ranks),)
         }
 
     @property
@@ -191,7 +191,7 @@ class Accumulating(Reducing):
 
 
 def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
-    """What is wrong with a step's forward passes: (samples, tensors held before), one for each."""
+    """A message about a step's forward passes, each as (samples, tensors held before), or ""."""
     for number, (samples, held) in enumerate(passes):
         if samples > largest:
             return (
@@ -225,7 +225,8 @@ def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:
 
 def gradients_of(module: nn.Module) -> list[Tensor | None]:
     """Copies the gradients of a module."""
-    return [None if one.grad is None else one.grad.detach().clone() for one in module.parameters()]
+    gradients = [parameter.grad for parameter in module.parameters()]
+    return [None if grad is None else grad.detach().clone() for grad in gradients]
 
 
 def _put_before(module: nn.Module, before: Sequence[Tensor] | None) -> None:
@@ -237,15 +238,15 @@ def _put_before(module: nn.Module, before: Sequence[Tensor] | None) -> None:
 
 def in_each_step(seen: Seen, topic: str) -> Iterator[tuple[str, int, list[Event]]]:
     """Yields each step of a topic on several ranks: place, bytes to average, and events."""
-    for one in of_topic(seen, topic):
-        if one.trial.world_size == 1:
+    for run in of_topic(seen, topic):
+        if run.trial.world_size == 1:
             continue
         steps = [
-            (f"{one.trial.words(number)}, step {step + 1}", size)
-            for number, case in enumerate(one.trial.cases)
+            (f"{run.trial.words(number)}, step {step + 1}", size)
+            for number, case in enumerate(run.trial.cases)
             for step, size in enumerate(getattr(case, "reduced", ()))
         ]
-        for rank in range(one.trial.world_size):
-            marks = inside_marks(one.trace, rank, "step")
+        for rank in range(run.trial.world_size):
+            marks = inside_marks(run.trace, rank, "step")
             for (where, size), events in zip(steps, marks, strict=False):
                 yield f"{where}, rank {rank}", size, events

@@ -1,4 +1,4 @@
-"""03/warmup_then_decay: a learning-rate schedule with linear warm-up and cosine decay."""
+"""03/warmup_then_decay: write a learning-rate schedule with linear warm-up and cosine decay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "Curve", "Scheduled", "still_optimizer", "wrong_stretches"]
 
-# The curve, and what may be wrong with it --------------------------------------------------------
+# The curve, and mistakes in it -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ def _same(factor: float, wanted: float) -> bool:
 
 
 def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
-    """What is wrong with each stretch of a curve, in order; empty if nothing is."""
+    """A message about each stretch of a curve, in order; empty if the stretch is right."""
     warmup, total = curve.warmup, curve.total
 
     def wrong(
         steps: range, known: Mapping[str, Callable[[int], float]], later: str, at_first: str = ""
     ) -> str:
-        """Names the first wrong step, with a hint from a `known` mistake or from its place."""
+        """Names the first wrong step, with advice by a `known` mistake or by the step's place."""
         step = next((k for k in steps if not _same(factors[k], curve.factor(k))), None)
         if step is None:
             return ""
@@ -129,7 +129,7 @@ def _off(step: int, factor: float, curve: Curve, where: str = "") -> str:
     )
 
 
-# What the rank does with a learner's schedule ----------------------------------------------------
+# A rank's run of a learner's schedule ------------------------------------------------------------
 
 _FINISHED = ("dtlab.training.learning_rate", "torch.optim.lr_scheduler")
 _BASES = ("LRScheduler", "LambdaLR")  # these do not contain the curve
@@ -137,7 +137,7 @@ _BASES = ("LRScheduler", "LambdaLR")  # these do not contain the curve
 
 @dataclass(frozen=True)
 class Scheduled(Faulty):
-    """Calls `fn(optimizer, warmup_steps, total_steps, start_factor)`, and steps both.
+    """Calls `fn(optimizer, warmup_steps, total_steps, start_factor)`, and makes `steps` steps.
 
     `bases` are the rates of the parameter groups. With the topic "resume", the rank then builds
     new objects, loads the saved states, and judges the next `steps`.
@@ -177,7 +177,8 @@ class Scheduled(Faulty):
             steps = []
             for _ in range(given["steps"]):
                 now = [group["lr"] for group in optimizer.param_groups]
-                steps.append([list(map(float, one)) for one in (now, scheduler.get_last_lr())])
+                pair = now, scheduler.get_last_lr()
+                steps.append([list(map(float, group_rates)) for group_rates in pair])
                 optimizer.step()
                 scheduler.step()
             return steps
@@ -187,7 +188,7 @@ class Scheduled(Faulty):
             if not isinstance(scheduler, LRScheduler):
                 kind = "None" if scheduler is None else f"a {type(scheduler).__name__}"
                 return {"trouble": f"WarmupThenDecay(...) makes {kind}, not an LRScheduler."}
-            seen = rates()
+            recorded = rates()
             if given["resumes"]:
                 saved = optimizer.state_dict()
                 try:
@@ -197,8 +198,8 @@ class Scheduled(Faulty):
                 optimizer, scheduler = begin()
                 optimizer.load_state_dict(saved)
                 scheduler.load_state_dict(state)
-                seen = rates()
-        return {"rates": seen, "finished": sorted(finished)}
+                recorded = rates()
+        return {"rates": recorded, "finished": sorted(finished)}
 
     def advice(self, trouble: str) -> str:
         return _EDGES if self.topic == "edges" else ""
@@ -210,10 +211,10 @@ class Scheduled(Faulty):
             yield from ((name, str(trouble)[:200]) for name in (self.topic, *waiting))
             return
         first = self.steps if self.topic == "resume" else 0
-        seen = dict(zip(range(first, first + self.steps), results[0]["rates"], strict=True))
+        recorded = dict(zip(range(first, first + self.steps), results[0]["rates"], strict=True))
         factors = {
             step: [rate / base for rate, base in zip(rates, self.bases, strict=True)]
-            for step, (rates, _) in seen.items()
+            for step, (rates, _) in recorded.items()
         }
         if self.topic == "warmup":
             yield from self._wrong_stretches([only for (only,) in factors.values()])
@@ -225,7 +226,7 @@ class Scheduled(Faulty):
                     advice = self._look_at(factors, step, group)
                     yield self.topic, f"{_off(step, factor, self.curve, where)}\n{advice}".rstrip()
                     return
-        for step, (now, last) in seen.items() if self.topic == "groups" else ():
+        for step, (now, last) in recorded.items() if self.topic == "groups" else ():
             if len(now) != len(last) or not all(map(math.isclose, now, last)):
                 yield (
                     "groups",
@@ -243,14 +244,15 @@ class Scheduled(Faulty):
             before = wrong
 
     def _look_at(self, factors: Mapping[int, Sequence[float]], step: int, group: int) -> str:
-        """A hint for the factor of this step and group, which is wrong."""
+        """Advice on the factor of this step and group, which is wrong."""
         if self.topic == "edges":
             return _EDGES
         rate, wanted = factors[step][group] * self.bases[group], self.curve.factor(step)
         if wanted and any(_same(rate / base, wanted) for base in self.bases):
             return "That is the base rate of another group: self.base_lrs has all of them."
-        anew = [_same(one, self.curve.factor(k)) for k, (one, *_) in enumerate(factors.values())]
-        if self.topic == "resume" and all(anew[1:]):  # the optimizer restored the first rate
+        firsts = [factor for factor, *_ in factors.values()]
+        restarts = [_same(factor, self.curve.factor(k)) for k, factor in enumerate(firsts)]
+        if self.topic == "resume" and all(restarts[1:]):  # the optimizer restored the first rate
             return (
                 "The schedule begins from the start again: self.last_epoch holds the step, and "
                 "LRScheduler saves it and your attributes in the state."
@@ -265,7 +267,7 @@ _EDGES = (
 
 
 def still_optimizer(bases: Sequence[float]) -> Optimizer:
-    """An optimizer with a parameter group for each of these rates that changes no parameter.
+    """An optimizer that changes no parameter, with a parameter group for each of these rates.
 
     It manages groups and states itself, because PyTorch's own methods import its compiler at the
     first call, which takes a second or two.
@@ -311,7 +313,7 @@ def _from_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials of curves past their ends, of missing stretches, of groups, and of resuming."""
+    """Trials of curves past their ends, without one stretch, with groups, and with resuming."""
     draw = random.Random(seed)
 
     def curve(warmup: int, decay: int) -> Curve:
@@ -325,10 +327,10 @@ def _trials(seed: int) -> list[Trial]:
     edges = [Curve(0, short.total, short.start), Curve(short.warmup, short.warmup, short.start)]
     resumed = [(early, draw.randint(2, early.warmup - 1)), (late, late.warmup + 1)]
     return [
-        Trial(1, [Scheduled(one, bases(1), one.total + 6) for one in curves]),
-        Trial(1, [Scheduled(one, bases(1), one.total + 3, "edges") for one in edges]),
+        Trial(1, [Scheduled(each, bases(1), each.total + 6) for each in curves]),
+        Trial(1, [Scheduled(each, bases(1), each.total + 3, "edges") for each in edges]),
         Trial(1, [Scheduled(of_groups, bases(3), of_groups.total, "groups")]),
-        Trial(1, [Scheduled(one, bases(1), steps, "resume") for one, steps in resumed]),
+        Trial(1, [Scheduled(each, bases(1), steps, "resume") for each, steps in resumed]),
     ]
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -105,7 +106,7 @@ class OnBlock(Faulty):
     def on_rank(cls, fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         from dtlab.grading.checking.modules import filled
 
-        with finished_calls(*FINISHED, refuse=True) as finished:
+        with finished_calls(*FINISHED, refuse=True) as finished, undefined_after_reduce():
             noted = cls.use(fn, filled(*given["block"]), given)
         return {**noted, "finished": sorted(finished)}
 
@@ -131,6 +132,29 @@ class OnLargeBlock(ResidentCase):
     @abstractmethod
     def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> Any:
         """Run on a rank, with the layers of `layers_of`."""
+
+
+@contextmanager
+def undefined_after_reduce() -> Iterator[None]:
+    """Fill a tensor with NaN after `dist.reduce` on all ranks but `dst`, where it is undefined.
+
+    Gloo leaves partial sums there. In the rank's own chunk the sum is complete, by chance.
+    """
+    import torch.distributed as dist
+
+    reduce = dist.reduce
+
+    def reduced(tensor: Tensor, dst: int | None = None, *more: Any, **named: Any) -> Any:
+        work = reduce(tensor, dst, *more, **named)
+        if work is None and dst not in (None, dist.get_rank()):
+            tensor.data.fill_(float("nan"))
+        return work
+
+    dist.reduce = reduced
+    try:
+        yield
+    finally:
+        dist.reduce = reduce
 
 
 # Reference code of the checks, which runs on ranks and in the judge's process -------------------
@@ -201,4 +225,6 @@ def off_from(got: Any, wanted: torch.Tensor) -> str:
         return "is missing" if got is None else f"is a {type(got).__name__}, not a tensor"
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
+    if got.isnan().any():
+        return "contains NaN"
     return f"is off by up to {float((got - wanted).detach().abs().max()):.2g}"

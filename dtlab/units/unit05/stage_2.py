@@ -121,17 +121,17 @@ class Owned(OnBlock):
         with Alive(*block.parameters()) as alive:
             before = alive.bytes
             stage = fn(trained[::-1] if given["topic"] == "missing" else list(trained), Adam)
+            made = after = alive.settled() - before
             for inputs in given["batches"]:
                 _loss(block, inputs).backward()
                 stage.reduce()
-                goal = before + share + (held[-1][-1] if held else 0)
-                reduced = alive.settled(goal, _PATIENCE if held else 0) - before
+                reduced = alive.settled(before + after + share, _PATIENCE) - before
                 left = sum(p.grad is not None for p in trained)
                 stage.step()
                 block.zero_grad()
                 after = alive.settled(before + 3 * share, _PATIENCE) - before
                 held.append((reduced, left, after))
-        return {"after": values_of(block), "held": held}
+        return {"after": values_of(block), "made": made, "held": held}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         start, wanted = self.flat(1), self._in_one_process(len(results))
@@ -144,9 +144,9 @@ class Owned(OnBlock):
                 yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns which?"
         share = 4 * -(-self.elements // len(results))
         for rank, result in enumerate(results if self.topic == "large" else ()):
-            # In the second step all optimizer state exists.
-            (_, _, before), (reduced, left, after) = result["held"][:2]
-            gradients = max(reduced - before, 0)
+            # In the first step no older gradients exist; in the second one, all optimizer state.
+            (first, _, before), (reduced, left, after) = result["held"][:2]
+            gradients = max(first - result["made"], reduced - before, 0)
             if left or gradients > share + _SMALL:
                 message = f"after reduce, gradients hold {gradients:,} bytes, not {share:,}"
                 yield "gradients", f"rank {rank}: {message}. {_GRADIENTS}"
@@ -171,6 +171,8 @@ class Owned(OnBlock):
         """What is wrong with the parameters: a known mistake, or the size of the error."""
         if got.shape != wanted.shape:
             return "parameters have other shapes afterwards."
+        if got.isnan().any():
+            return "the parameters contain NaN after the steps."
         if got.equal(start):
             return "the parameters have not changed. Do you gather them and write them back?"
         if ranks > 1 and off(got, self._in_one_process(ranks, _EPS / ranks), start) < NEAR:
@@ -286,8 +288,20 @@ PART = Part(
         rules=(
             rule("result", 4, "all ranks have the parameters of Adam in one process"),
             rule("bytes", 3, "gradients and parameters are sent once", "result", also=_SENT),
-            rule("gradients", 2, "only a share is kept", "result", also=grown_by("gradients")),
-            rule("optimizer", 1, "its state is a share", "result", also=grown_by("optimizer")),
+            rule(
+                "gradients",
+                2,
+                "after reduce a rank has only its share of the gradients",
+                "result",
+                also=grown_by("gradients"),
+            ),
+            rule(
+                "optimizer",
+                1,
+                "between steps a rank has only its share and the state of that",
+                "result",
+                also=grown_by("optimizer"),
+            ),
             rule("missing", 1, "parameters without a gradient are unchanged", "result"),
         ),
     ),

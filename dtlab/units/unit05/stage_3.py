@@ -224,7 +224,8 @@ def _blocks(whole: Iterable[int]) -> str:
 _WHEN = {
     "forward": "Gather it in a forward pre-hook.",
     "backward": "Gather it in a hook on the gradient of its output, where its backward begins.",
-    "free": "Free a block at the end of its forward pass, and again at the end of its backward.",
+    "free": "Free a block before the first step, at the end of its forward pass, and again at the "
+    "end of its backward.",
 }
 _ONCE = "That sends the whole block again."
 _FIRST = "`reduce` needs memory for all gradients of the block: free its weights first."

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["PART", "Column", "LinearCase"]
 
 
+_WITHOUT_BIAS = "NoneType", "gradient different than None"  # in errors of code that needs a bias
+
+
 @dataclass(frozen=True)
 class LinearCase(Layer):
     """A call of `fn(x, weight, bias, group)` on this rank's shards, and backward from y.
@@ -60,6 +63,11 @@ class LinearCase(Layer):
         import torch.nn.functional as F
 
         return F.linear(tensors["x"], tensors["weight"], tensors.get("bias"))
+
+    def advice(self, trouble: str) -> str:
+        if self.bias or not any(words in trouble for words in _WITHOUT_BIAS):
+            return ""
+        return "Here bias is None: add nothing to the outputs, and return None as its gradient."
 
     def whole(self, first: int) -> Tensors:
         tensors = super().whole(first)
@@ -198,7 +206,14 @@ PART = Part(
             rule("output", 2, "each rank has its outputs"),
             rule("gradients", 3, "gradients are those of the dense layer", "output"),
             rule("calls", 2, "one all-reduce, if x needs a gradient", *_RIGHT, also=wrong_calls),
-            rule("overlap", 2, "with the weight's gradient", *_RIGHT, "calls", also=_exposed),
+            rule(
+                "overlap",
+                2,
+                "the weight's gradient is computed during the all-reduce",
+                *_RIGHT,
+                "calls",
+                also=_exposed,
+            ),
             rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),

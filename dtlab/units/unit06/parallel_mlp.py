@@ -270,7 +270,7 @@ PART = Part(
             rule("gradients", 2, "all gradients are those of the dense MLP", "shards", "output"),
             rule("calls", 2, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
             rule("memory", 1, "a rank keeps only its shards", "shards", also=grown_by("memory")),
-            rule("uneven", 1, "also if N does not divide the inner features", *_RIGHT),
+            rule("uneven", 1, "right if N does not divide the inner features", *_RIGHT),
             rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),

@@ -100,7 +100,7 @@ def trials(seed: int) -> list[Trial]:
     draw = random.Random(seed)
     arguments = draw.randrange(1, 10**6), 2 * draw.randint(6, 12), 3 * draw.randint(16, 32)
     depth = draw.randint(2, 4)
-    return [Trial(3, [SharedRun(*arguments, depth, steps) for steps in (1, 4)], limit=_LIMIT)]
+    return [Trial(3, [SharedRun(*arguments, depth, steps)], limit=_LIMIT) for steps in (1, 4)]
 
 
 def reduced(scene: Scene) -> float:
@@ -143,8 +143,7 @@ def other_updates(case: SharedRun, results: Sequence[Any], run: Observation) -> 
 
 def other_bytes(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
     """A message unless ranks send the bytes of two all-reduces per layer and step."""
-    steps = sum(each.steps for each in run.trial.cases)  # type: ignore[attr-defined]
-    goal = 2 * 2 * case.depth * case.activation * steps
+    goal = 2 * 2 * case.depth * case.activation * case.steps
     for rank in range(len(results)):
         counts: dict[str, int] = {}
         for event in events_of(run, rank=rank):
@@ -153,7 +152,7 @@ def other_bytes(case: SharedRun, results: Sequence[Any], run: Observation) -> st
         sent = sum((1 + (name in twice)) * count for name, count in counts.items())
         if 0.95 * goal <= sent <= _MORE * goal:
             continue
-        called = " and ".join(f"{n // steps:,} bytes in {name}" for name, n in counts.items())
+        called = " and ".join(f"{n // case.steps:,} bytes in {name}" for name, n in counts.items())
         advice = (
             "Which sum is computed more than once, or is not needed?"
             if sent > goal

@@ -183,10 +183,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("cut", 1, "every layer once, in order, and at least one on each stage"),
+            rule("cut", 1, "each layer occurs once, in order, and no stage is empty"),
             rule("best", 3, "no cut has a faster slowest stage", "cut"),
-            rule("edges", 1, "also one layer for each stage", "cut"),
-            rule("large", 1, "fast with many layers", "cut"),
+            rule("edges", 1, "right for as many stages as layers", "cut"),
+            rule("large", 1, "a cut of many layers is found in a moment", "cut"),
         ),
     ),
     reference="dtlab.predict.balance_stages",

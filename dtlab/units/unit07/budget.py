@@ -329,10 +329,10 @@ PART = Part(
         trials=_trials,
         then=_steps,
         rules=(
-            rule("runs", 2, "on ranks, all four give the gradients of one process"),
+            rule("runs", 2, "on ranks, all four schedules give the gradients of one process"),
             rule("memory", 3, "no rank holds more than fits, in three settings", "runs"),
-            rule("step", 3, "no step exceeds its time limit, in three settings", "runs"),
-            rule("between", 4, "both limits, where no schedule of the library meets them", "runs"),
+            rule("step", 3, "no step takes longer than it may, in three settings", "runs"),
+            rule("between", 4, "both limits are kept in the fourth setting", "runs"),
         ),
     ),
 )

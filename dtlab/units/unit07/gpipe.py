@@ -54,7 +54,7 @@ PART = Part(
         rules=(
             *COMMON,
             rule("order", 1, "all forwards before the first backward", "complete", "runs"),
-            rule("time", 1, "in 2(m + p - 1) slots", "complete", "runs"),
+            rule("time", 1, "the step takes 2(m + p - 1) slots", "complete", "runs"),
         ),
     ),
     reference="dtlab.schedules.gpipe",

@@ -187,8 +187,8 @@ def _named(returned: Any) -> str:
 # The answer's code no longer runs: its schedule was returned as text, and it is valid.
 
 COMMON = (
-    rule("complete", 2, "each action once, in the list of its rank"),
-    rule("runs", 2, "on ranks it gives the gradients of one process", "complete"),
+    rule("complete", 2, "each action occurs once, in the list of its rank"),
+    rule("runs", 2, "ranks that run it get the gradients of one process", "complete"),
 )
 _WIDTH, _HIDDEN = 4, 5
 

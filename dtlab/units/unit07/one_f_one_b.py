@@ -57,8 +57,8 @@ PART = Part(
         rules=(
             *COMMON,
             rule("memory", 3, "rank r holds p - r microbatches at most", "complete", "runs"),
-            rule("time", 2, "in 2(m + p - 1) slots", "complete", "runs"),
-            rule("edges", 2, "fewer microbatches than stages, and one stage", "complete", "runs"),
+            rule("time", 2, "the step takes 2(m + p - 1) slots", "complete", "runs"),
+            rule("edges", 2, "right for few microbatches, and for one stage", "complete", "runs"),
         ),
     ),
     reference="dtlab.schedules.one_f_one_b",

@@ -120,9 +120,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("counts", 2, "right for GPipe, 1F1B and naive"),
-            rule("halves", 1, "held until W, if backward has two halves"),
-            rule("chunks", 1, "each stage of a rank counts"),
+            rule("counts", 2, "the count is right for GPipe, 1F1B and naive"),
+            rule("halves", 1, "a microbatch counts until its W, if backward is split"),
+            rule("chunks", 1, "all stages of a rank count"),
             rule("any", 1, "right for any schedule, and where a rank is idle"),
         ),
     ),

@@ -146,9 +146,14 @@ PART = script_part(
     (
         criterion("copies", 2, "all copies have the same hash", copies_differ),
         criterion(
-            "training", 2, "as one process", other_parameters, other_losses(_NEAR), after="copies"
+            "training",
+            2,
+            "it trains as one process does",
+            other_parameters,
+            other_losses(_NEAR),
+            after="copies",
         ),
-        criterion("traffic", 1, "no more than each gradient once", _too_much_sent, after="copies"),
+        criterion("traffic", 1, "each gradient is sent once", _too_much_sent, after="copies"),
     ),
     [
         "if result.loss is not None:",

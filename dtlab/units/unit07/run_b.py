@@ -324,7 +324,7 @@ def _runs(observations: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     return [(Trial(layers.ranks, [run], cluster=cluster, limit=20.0), stage_step)]
 
 
-_SIMULATED = rule("goal", 0, "as simulated, in all three", "form")
+_SIMULATED = rule("goal", 0, "the cut reaches the goal, as simulated, in all three traces", "form")
 
 
 def _goal(observations: Seen) -> Verdict:
@@ -359,11 +359,11 @@ PART = Part(
         trials=_trials,
         then=_runs,
         rules=(
-            rule("stage", 2, "the slowest stage of each"),
-            rule("ceiling", 2, "sum / max", "form"),
-            rule("cut", 3, "no cut has a faster slowest stage", "form"),
+            rule("stage", 2, "the stage is the one that limits the run, in each trace"),
+            rule("ceiling", 2, "the ceiling of the even cut is right", "form"),
+            rule("cut", 3, "no other cut has a faster slowest stage", "form"),
             Rule("goal", 3, Judging(_SIMULATED.right, _goal)),
-            rule("fewest", 1, "fewer are not enough", "form", "goal"),
+            rule("fewest", 1, "fewer microbatches would miss the goal", "form", "goal"),
         ),
     ),
 )

@@ -87,9 +87,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("steady", 2, "right on all ranks before the last"),
-            rule("last", 1, "the last rank needs none"),
-            rule("few", 1, "never more than there are microbatches"),
+            rule("steady", 2, "the number is right on all ranks before the last"),
+            rule("last", 1, "the last rank needs no warm-up"),
+            rule("few", 1, "the number is at most that of the microbatches"),
         ),
     ),
 )

@@ -1,11 +1,11 @@
-"""10/bottlenecks: which axis of a mesh makes the ranks wait, read off a trace.
+"""10/bottlenecks: find in a trace on which axis of a mesh the ranks wait longest.
 
     check's process             four ranks, two emulated nodes     one rank
     draw_runs(seed) ────────>  three runs of a ParallelGPT
     last step of each  <──────  trace
     Reading(events, sizes)  ────────────────────────────────────>  bottleneck(trace, sizes)
 
-The right answer is computed from the same events, so nothing depends on how busy the machine is.
+The right answer is computed from the same events, so it does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RUNS: Final = (  # the mesh; widths, numbers of layers and of sequences that ar
 
 @dataclass(frozen=True)
 class Stepping(Recording):
-    """Training steps on one mesh; `number` is that of the run."""
+    """Training steps on one mesh; `number` is the run's number."""
 
     sizes: Mapping[str, int]
     number: int
@@ -114,12 +114,12 @@ class Waits:
                     self.by_axis[axis] += seconds
                     self.by_operation[axis, event.name] += seconds
         self.axis = max(self.by_axis, key=lambda axis: self.by_axis[axis])
-        own = {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
-        self.operation = max(own, key=lambda name: own[name])
+        waits = {name: s for (axis, name), s in self.by_operation.items() if axis == self.axis}
+        self.operation = max(waits, key=lambda name: waits[name])
         self.share = self.by_rank.total() / sum(self.step.values())
 
 
-# What is judged ----------------------------------------------------------------------------------
+# The cases of the check --------------------------------------------------------------------------
 
 _KEYS: Final = ("axis", "waiting", "operation")
 _SAME = 0.01  # tolerance of a share of the step
@@ -153,44 +153,44 @@ class Reading(Faulty):
             yield from (("axis", words), ("form", words))
             return
         axis, waiting, operation = (results[0][key] for key in _KEYS)
-        found = Waits(self.trace, self.sizes)
-        if axis != found.axis:
-            yield "axis", self._why_not(axis, found)
-        if operation != found.operation:
-            right = found.by_operation[found.axis, found.operation]
-            said = found.by_operation[found.axis, str(operation)]
+        waits = Waits(self.trace, self.sizes)
+        if axis != waits.axis:
+            yield "axis", self._why_not(axis, waits)
+        if operation != waits.operation:
+            right = waits.by_operation[waits.axis, waits.operation]
+            got = waits.by_operation[waits.axis, str(operation)]
             yield (
                 "operation",
-                f"on the axis that costs most the ranks wait {1e3 * said:.0f} ms in "
+                f"on the axis that costs most, the ranks wait {1e3 * got:.0f} ms in "
                 f"{operation!r}, and {1e3 * right:.0f} ms in another operation. Add up the waits "
                 "of that axis by the name of the event.",
             )
-        if not isinstance(waiting, int | float) or not abs(waiting - found.share) <= _SAME:
-            yield "waiting", self._which(waiting, found)
+        if not isinstance(waiting, int | float) or not abs(waiting - waits.share) <= _SAME:
+            yield "waiting", self._wrong_share(waiting, waits)
 
-    def _why_not(self, axis: Any, found: Waits) -> str:
+    def _why_not(self, axis: Any, waits: Waits) -> str:
         """A message on why `axis` is not the one on which the ranks wait longest."""
         if self.sizes.get(str(axis), 1) == 1:
             return f"{axis!r} has no group of several ranks in this mesh."
-        own, most = (1e3 * found.by_axis[name] for name in (str(axis), found.axis))
+        got, most = (1e3 * waits.by_axis[name] for name in (str(axis), waits.axis))
         return (
-            f"all ranks together wait {own:.0f} ms for operations of {axis!r}, and {most:.0f} ms "
+            f"all ranks together wait {got:.0f} ms for operations of {axis!r}, and {most:.0f} ms "
             "for those of another axis. Is every event in the group of its own rank, and do you "
             "count the time in which a rank waits, not bytes or the time that a message takes?"
         )
 
-    def _which(self, waiting: Any, found: Waits) -> str:
-        """A message for a wrong share `waiting`; it names the mistake if that is known."""
-        all_ranks = sum(found.step.values())
+    def _wrong_share(self, waiting: Any, waits: Waits) -> str:
+        """A message about a wrong share `waiting`; it names the mistake if that is known."""
+        all_ranks = sum(waits.step.values())
         events = self.trace.events
         comm = [event for event in events if event.kind == "comm"]
         busy = sum(e.end - e.start for e in events if e.name in ("forward", "backward"))
         known = {
-            "those are the seconds of all ranks over the step of one.": 4 * found.share,
+            "those are the seconds of all ranks over the step of one.": 4 * waits.share,
             "that is rank 0 alone. Add up the waits of all ranks.":
-                found.by_rank[0] / found.step[0],
+                waits.by_rank[0] / waits.step[0],
             "that is one axis alone. A rank waits in other operations too.":
-                found.by_axis[found.axis] / all_ranks,
+                waits.by_axis[waits.axis] / all_ranks,
             "that counts operations from start to end. In the part that is not in "
             'extra["blocked"], the rank computes.':
                 sum(event.end - event.start for event in comm) / all_ranks,
@@ -200,36 +200,38 @@ class Reading(Faulty):
         if isinstance(waiting, int | float):
             for words, value in known.items():
                 if abs(waiting - value) <= _SAME:
-                    return f"{waiting:.3f} is no share of waiting: {words}"
+                    return f"{waiting:.3f} is not the share of waiting: {words}"
         return (
             f"{waiting!r} is not the share of the step in which a rank waits. Divide the seconds "
             'in extra["blocked"] of all ranks by the seconds of their spans "step".'
         )
 
 
-def made_up(seed: int) -> Reading:
-    """A step that was not run: the ranks outside of rank 0's groups decide.
+def synthetic(seed: int) -> Reading:
+    """A synthetic step, in which the ranks outside rank 0's groups determine the answer.
 
-    In ms, over all ranks: tensor all_reduce 13 and all_gather 9, data reduce_scatter 16. So the
-    operation that costs most is not on the axis that costs most.
+    In ms, over all ranks: data all_reduce 13 and all_gather 9, tensor reduce_scatter 16. So the
+    operation that costs most is not on the axis that costs most, which is neither the first axis
+    nor the last. The step does not begin at 0.
     """
     unit = random.Random(seed).uniform(0.8e-3, 1.2e-3)
-    sizes = {"data": 2, "pipeline": 1, "tensor": 2}
+    sizes = {"tensor": 2, "data": 2, "pipeline": 1}
     events = []
     for rank in range(4):
         slow = rank >= 2
-        at = 0.0
+        at = begin = 3 * unit
+        events.append(Event(rank, "compute", "batch", (), 0, 0.0, begin, {}))
         for axis, name, waits in (
-            ("tensor", "all_reduce", 6.0 if slow else 0.5),
-            ("tensor", "all_gather", 4.0 if slow else 0.5),
-            ("data", "reduce_scatter", 4.0),
+            ("data", "all_reduce", 6.0 if slow else 0.5),
+            ("data", "all_gather", 4.0 if slow else 0.5),
+            ("tensor", "reduce_scatter", 4.0),
         ):
             group, end = group_of(rank, axis, sizes), at + waits * unit
             peers = tuple(each for each in group if each != rank)
             extra = {"group": tuple(group), "blocked": ((at, end),)}
             events.append(Event(rank, "comm", name, peers, 4096, at, end, extra))
             at = end
-        events.append(Event(rank, "compute", "step", (), 0, 0.0, 20 * unit, {}))
+        events.append(Event(rank, "compute", "step", (), 0, begin, begin + 20 * unit, {}))
     return Reading(Trace(events), sizes)
 
 
@@ -242,11 +244,12 @@ def _recorded(seed: int, bench: Bench) -> list[Trial]:
     from dtlab.units.unit10.bottlenecks_training import train  # loads torch
 
     runs = draw_runs(seed)
-    seen = bench.observe(runs, train)
-    if seen.error is not None or seen.trace is None:
-        raise seen.error or RanksError("the ranks left no trace")
+    observation = bench.observe(runs, train)
+    trace = observation.trace
+    if observation.error is not None or trace is None:
+        raise observation.error or RanksError("the ranks recorded no trace")
     readings = [
-        Reading(last_step(seen.trace, case.number), case.sizes)
+        Reading(last_step(trace, case.number), case.sizes)
         for case in runs.cases
         if isinstance(case, Stepping)
     ]
@@ -261,12 +264,12 @@ PART = Part(
     minutes=20,
     difficulty=2,
     check=RecordedCheck(
-        trials=lambda seed: [Trial(1, [made_up(seed)], limit=10.0)],
+        trials=lambda seed: [Trial(1, [synthetic(seed)], limit=10.0)],
         record=_recorded,  # type: ignore[arg-type]
         compiles=True,
         rules=(
-            rule("axis", 3, "the axis that costs most waiting, in all five traces"),
-            rule("operation", 2, "the operation in which the ranks wait most", "form"),
+            rule("axis", 3, "the axis on which ranks wait longest, in all five traces"),
+            rule("operation", 2, "the operation in which the ranks wait longest", "form"),
             rule("waiting", 3, "the share of the step in which a rank waits", "form"),
         ),
     ),

@@ -1,6 +1,6 @@
 """The runs of 10/bottlenecks: a small GPT on an emulated cluster of two nodes of two GPUs.
 
-This file loads torch: it is imported when a check runs, never before.
+This file imports torch, so it is imported only when a check runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtlab.training.models import GPTConfig
 __all__ = ["STEPS", "train"]
 
 STEPS = 3
-_READ = 1e-4  # seconds: a stand-in for reading the batch, before the step
+_READ = 1e-4  # seconds of compute that stand for reading the batch, before the step
 
 
 def train(
@@ -36,13 +36,13 @@ def train(
     optimizer = model.make_optimizer(torch.optim.SGD, lr=1e-2)
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(gpt.vocab_size, (batch, gpt.context + 1), generator=draw)
-    own = tokens.chunk(sizes["data"])[mesh.get_local_rank("data")]
+    local = tokens.chunk(sizes["data"])[mesh.get_local_rank("data")]
     for number in range(STEPS):
         dist.barrier()
         with dtlab.span("batch", run=run, number=number):
             dtlab.compute(_READ)
         with dtlab.span("step", run=run, number=number):
-            model.forward_backward(own[:, :-1], own[:, 1:])
+            model.forward_backward(local[:, :-1], local[:, 1:])
             model.clip_grad_norm_(1.0)
             optimizer.step()
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""10/clip_mesh: clipping by the norm of the dense model, in which each element counts once."""
+"""10/clip_mesh: clip by the norm of the dense model, in which each element counts once."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ class Clipping(WithGradients):
         the tied table counts once on the first stage and `tied` times on the last.
         """
         _, pipeline, tensor = self.sizes
-        found = [[0.0] * tensor for _ in range(pipeline)]
+        totals = [[0.0] * tensor for _ in range(pipeline)]
         for stage, rank in product(range(pipeline), range(tensor)):
             for which in self.parameters(stage):
                 gradient = self.before(which, (0, stage, rank))
                 times = copies if which.kind != "sharded" and rank else 1
                 times *= tied if which.tied and stage else 1
                 if gradient is not None:
-                    found[stage][rank] += times * float(gradient.double().square().sum())
-        return found
+                    totals[stage][rank] += times * float(gradient.double().square().sum())
+        return totals
 
     @property
     def norm(self) -> float:
@@ -90,13 +90,13 @@ class Clipping(WithGradients):
             elif abs(got - norm) > _NEAR * norm:
                 yield (
                     self.topic,
-                    f"{self.where(rank)}: the norm returned is {got:.4g}, and the dense model's "
+                    f"{self.where(rank)}: the returned norm is {got:.4g}, and the dense model's "
                     f"is {norm:.4g}. {self._known(got, rank)}",
                 )
         for rank, place, which, after in self.gradients(results):
             before = self.before(which, place)
             if before is None or after is None:
-                wrong = "has a gradient now." if before is None else "has no gradient any more."
+                wrong = "has a gradient now." if before is None else "has lost its gradient."
                 is_right = before is after
             else:
                 wrong = (
@@ -108,7 +108,7 @@ class Clipping(WithGradients):
                 yield self.factor_topic, f"{self.where(rank)}: {which.name} {wrong}"
 
     def _known(self, got: float, rank: int) -> str:
-        """The message for a known mistake that gives this norm; else a general hint."""
+        """The message for a known mistake that gives this norm; else general advice."""
         _, stage, tensor = place_of(rank, self.sizes)
         once, held = self.squares(0, 0), self.squares()
         total, all_held = sum(map(sum, once)), sum(map(sum, held))
@@ -126,23 +126,24 @@ class Clipping(WithGradients):
                 self.sizes[0] * total,
             "That is the square of the norm.": total**2,
             "Squares add up, not norms.": sum(sqrt(sum(row)) for row in once) ** 2,
-            "That is the norm afterwards. Return what it was before.": self.part**2 * total,
+            "That is the norm after clipping. Return the norm before.": self.part**2 * total,
         }  # fmt: skip
-        fitting = (why for why, one in known.items() if abs(got - sqrt(one)) <= _NEAR * sqrt(one))
+        norms = {why: sqrt(square) for why, square in known.items()}
+        fitting = (why for why, norm in norms.items() if abs(got - norm) <= _NEAR * norm)
         return next(fitting, "Which elements count more than once, and which not at all?")
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
-        """Yields a fault for a rank that calls more collectives than the sum of a number needs."""
-        for rank in range(one.trial.world_size):
-            for number, events in enumerate(inside_marks(one.trace, rank, ANSWER)):
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        """Yields a fault for a rank that calls more collectives than summing a number takes."""
+        for rank in range(observation.trial.world_size):
+            for number, events in enumerate(inside_marks(observation.trace, rank, ANSWER)):
                 calls = [event for event in events if event.kind == "comm"]
                 total = sum(event.bytes for event in calls)
                 if len(calls) > _CALLS or total > _BYTES:
                     yield (
                         "calls",
-                        f"{one.trial.words(number)}: rank {rank} calls {len(calls)} collectives "
-                        f"on {amount(total)} in all. Send one number: first add up the squares "
-                        "of all that the rank holds, then over one or two groups.",
+                        f"{observation.trial.words(number)}: rank {rank} calls {len(calls)} "
+                        f"collectives on {amount(total)} in all. Send one number: first add up "
+                        "the squares of all that the rank holds, then over one or two groups.",
                     )
 
 
@@ -186,7 +187,7 @@ PART = Part(
             rule("scaled", 1, "one factor for all gradients", *_NORM),
             rule("kept", 1, "a norm below max_norm changes nothing", *_NORM),
             rule("missing", 1, "ranks without gradients take part", "data", "pipeline", "scaled"),
-            rule("calls", 1, "one number travels", *_NORM),
+            rule("calls", 1, "a rank sends one number", *_NORM),
         ),
     ),
     reference="dtlab.parallel.gpt.ParallelGPT",

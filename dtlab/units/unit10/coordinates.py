@@ -1,4 +1,4 @@
-"""10/coordinates: coordinates of ranks in a mesh, its groups, and the nodes that they touch.
+"""10/coordinates: find the coordinates of ranks in a mesh, its groups, and the groups' nodes.
 
     data=2, tensor=4, four GPUs per node
 
@@ -110,8 +110,8 @@ _QUESTIONS = asked(
         "group(given, 'pipeline')",
         "Keep two coordinates of your rank, and let the third take every value.",
         {
-            "[rank // pipeline * pipeline + at for at in range(pipeline)]": "ranks in a row are a "
-            "group of the last axis only.",
+            "[rank // pipeline * pipeline + at for at in range(pipeline)]": "consecutive ranks "
+            "are a group of the last axis only.",
             "group(given, 'data')": "these ranks differ in their data coordinate.",
             "group(given, 'tensor')": "these ranks differ in their tensor coordinate.",
             "[rank + at * tensor for at in range(pipeline)]": "the distance is right. Which "
@@ -151,19 +151,19 @@ _QUESTIONS = asked(
     ),
     number(
         "turned",
-        "the number of nodes that one group of each axis touches if you turn the order round "
+        "the number of nodes that one group of each axis touches if you reverse the order of axes "
         "(tensor outermost, data innermost), still as [data, pipeline, tensor]",
         "nodes(given, 1)",
-        "Now the ranks of a data group are in a row. How far apart are those of the others?",
+        "Now the ranks of a data group are consecutive. How far apart are those of other groups?",
         {
             "nodes(given, 0)": "this is the order as given.",
-            "nodes(given, 0)[::-1]": "this turns the list round. Turn the order of the axes "
-            "round, and count again: the sizes differ.",
+            "nodes(given, 0)[::-1]": "this reverses the list. Reverse the order of the axes, "
+            "and count again: the sizes differ.",
             "answer[::-1]": "the numbers are right. Write data first.",
             "sizes": "here each rank of a group is in a different node. Do some of them share "
-            "one?",
-            "[-(-size // node) for size in sizes]": "this is the fewest nodes that could hold so "
-            "many ranks. Which ranks are they?",
+            "a node?",
+            "[-(-size // node) for size in sizes]": "this is the fewest nodes that could hold "
+            "that many ranks. Which ranks are they?",
         },
         exact=True,
         points=2,

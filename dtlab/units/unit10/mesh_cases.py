@@ -123,7 +123,7 @@ class WithGradients(OnMesh):
     def gradients(
         self, results: Sequence[Noted]
     ) -> Iterator[tuple[int, Place, Marked, Tensor | None]]:
-        """Yields, for each rank and parameter, also the gradient that the function leaves."""
+        """Yields (rank, its coordinates, parameter, gradient after the call) for all of them."""
         for rank, result in enumerate(results):
             place = place_of(rank, self.sizes)
             for which, after in zip(self.parameters(place[1]), result["after"], strict=True):
@@ -152,7 +152,7 @@ class WithGradients(OnMesh):
         return torch.randint(-99, 100, (self.elements,), generator=draw) * scale
 
     def mean(self, which: Marked, *places: Sequence[int]) -> Tensor:
-        """The sum of the gradients at these coordinates, over the number of data coordinates."""
+        """The sum of the gradients at these places, divided by the number of data coordinates."""
         first, *others = (self.gradient(which, (d, p, t)) for d, p, t in product(*places))
         return sum(others, first) / len(places[0])
 

@@ -1,4 +1,4 @@
-"""10/mesh_groups: this rank's process group on every axis of a mesh, made from the sizes alone."""
+"""10/mesh_groups: create a rank's process group on every axis of a mesh, from the sizes alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NAMES = ("data", "pipeline", "tensor", "context", "expert")
 
 @dataclass(frozen=True)
 class Grouping(Faulty):
-    """A call of `fn(sizes)` on all ranks of a mesh; topic "edges": some axis has a single rank."""
+    """A call of `fn(sizes)` on all ranks of a mesh; topic "edges": one axis, or an axis of one."""
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.mesh", "torch.distributed.device_mesh")
     guilty = "returns"
@@ -47,17 +47,17 @@ class Grouping(Faulty):
 
         make: Any = c10d._new_group_with_tag
         spy = patch.object(c10d, "_new_group_with_tag", wraps=make)
-        with spy as made, finished_calls(*Grouping.finished, refuse=True) as finished:
-            found = fn(dict(given))
-        groups: Any = type(found).__name__
-        if isinstance(found, dict):
+        with spy as calls, finished_calls(*Grouping.finished, refuse=True) as finished:
+            returned = fn(dict(given))
+        groups: Any = type(returned).__name__
+        if isinstance(returned, dict):
             groups = {
                 str(axis): (dist.get_process_group_ranks(group), group.group_name)
                 if isinstance(group, dist.ProcessGroup)
                 else type(group).__name__
-                for axis, group in found.items()
+                for axis, group in returned.items()
             }
-        return {"groups": groups, "made": made.call_count, "finished": sorted(finished)}
+        return {"groups": groups, "calls": calls.call_count, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         sizes = dict(self.axes)
@@ -68,8 +68,8 @@ class Grouping(Faulty):
                 return
         for rank, axis in product(range(len(results)), sizes):
             first = group_of(rank, axis, sizes)[0]
-            one, other = (results[member]["groups"][axis][1] for member in (first, rank))
-            if one != other:
+            names = {results[member]["groups"][axis][1] for member in (first, rank)}
+            if len(names) > 1:
                 yield (
                     "same",
                     f"ranks {first} and {rank} hold two different process groups of the axis "
@@ -79,30 +79,30 @@ class Grouping(Faulty):
                 )
                 return
         enough = sum(prod(sizes.values()) // size for size in sizes.values())
-        most = max(int(result["made"]) for result in results)
+        most = max(int(result["calls"]) for result in results)
         if most > enough:
             yield (
                 "once",
-                f"a rank calls new_group {most} times, and this mesh has {enough} groups. Each "
-                "group is made once, for all of its members.",
+                f"a rank calls new_group {most} times, but this mesh has {enough} groups. Create "
+                "each group once, for all of its members.",
             )
 
 
 def _wrong_groups(rank: int, groups: Any, sizes: Mapping[str, int]) -> str:
-    """What is wrong with the groups of a rank, by axis; empty if nothing is."""
+    """A message about the groups of a rank, by axis; empty if they are right."""
     if isinstance(groups, str):
         return f"returns {groups}. Return a dict: a process group for each axis."
     if set(groups) != set(sizes):
         return f"returns groups of the axes {', '.join(groups) or '(none)'}."
-    for axis, found in groups.items():
-        if found == "int":  # GroupMember.NON_GROUP_MEMBER
+    for axis, group in groups.items():
+        if group == "int":  # GroupMember.NON_GROUP_MEMBER
             return f"has a group of the axis {axis} that it is not a member of."
-        if isinstance(found, str):
-            return f"has {found} for the axis {axis}, not a process group."
-        members, wanted = list(found[0]), group_of(rank, axis, sizes)
+        if isinstance(group, str):
+            return f"has {group} for the axis {axis}, not a process group."
+        members, wanted = list(group[0]), group_of(rank, axis, sizes)
         if members != wanted:
-            others = [one for one in sizes if members == group_of(rank, one, sizes)]
-            why = "Which ranks have its place on all other axes?"
+            others = [name for name in sizes if members == group_of(rank, name, sizes)]
+            why = "Which ranks have its coordinates on all other axes?"
             if others and len(members) > 1:
                 why = f"That is its group on the axis {others[0]}. The last axis runs fastest."
             return (
@@ -138,11 +138,11 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("returns", 2, "all ranks make the same groups, and none hangs"),
+            rule("returns", 2, "all ranks create the same groups, and none hangs"),
             rule("members", 3, "a group has the ranks that differ on its axis only"),
             rule("same", 1, "its members hold the same process group", "members"),
-            rule("once", 1, "each group is made once", "members", "same"),
-            rule("edges", 1, "also axes of one rank, one axis, one rank", "members"),
+            rule("once", 1, "each group is created once", "members", "same"),
+            rule("edges", 1, "right with axes of one rank, one axis, one rank", "members"),
         ),
     ),
     reference="dtlab.parallel.mesh.group_of",

@@ -1,6 +1,6 @@
-"""10/plan_320: a plan for a model with 320 GB of training state, on three clusters.
+"""10/plan_320: plan the training of a model with 320 GB of training state, on three clusters.
 
-The learner searches a small space with `evaluate`. A plan is judged by the planner too: it must be
+The learner searches a small space with `evaluate`. The check uses the planner too: a plan must be
 legal, fit in memory, and take at most 5 % longer than the best plan that `search` finds among all.
 """
 
@@ -24,8 +24,8 @@ from dtlab.predict.plan import Estimate, Plan, Search, Transformer, evaluate, se
 __all__ = ["KEYS", "PART", "Setting", "draw_settings"]
 
 KEYS: Final = tuple(field.name for field in fields(Plan))
-# Ratios to the best step time: the largest that earns points; of the best plan in the small space,
-# at most; of every plan with a typical mistake, more than this.
+# Ratios to the best step time: the largest that earns points; the largest of the best plan in the
+# small space; a limit that every plan with a typical mistake exceeds.
 _NEAR, _CLOSE, _APART = 1.05, 1.01, 1.06
 
 _ADVICE: Final = {
@@ -101,12 +101,12 @@ class Setting(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> dict[str, Any]:
-        one = Setting(*given)
+        setting = Setting(*given)
         options: dict[str, Any] = {"refuse": True, "allowed": Setting.allowed}
         with finished_calls(*Setting.finished, **options) as finished:
-            found = fn(one.model, one.cluster, one.batch, one.memory)
-        found = asdict(found) if isinstance(found, Plan) else found
-        return {"plan": entries(found, KEYS), "finished": sorted(finished)}
+            plan = fn(setting.model, setting.cluster, setting.batch, setting.memory)
+        plan = asdict(plan) if isinstance(plan, Plan) else plan
+        return {"plan": entries(plan, KEYS), "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         values = results[0]["plan"]
@@ -116,35 +116,35 @@ class Setting(Faulty):
             return
         plan = Plan(**values)
         if plan.odd:
-            yield "legal", f"what plan_320 returns is no plan: {plan.odd}."
+            yield "legal", f"plan_320 does not return a plan: {plan.odd}."
             return
-        found = evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
-        if not found.seconds:
-            yield "legal", f"{found.plan}: this plan cannot run: {found.reason}."
+        estimate = evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
+        if not estimate.seconds:
+            yield "legal", f"{estimate.plan}: this plan cannot run: {estimate.reason}."
             return
-        if found.reason:
-            most = max(found.memory, key=lambda part: found.memory[part])
-            yield "memory", f"{found.plan}: {found.reason}. The largest part is {most}."
-        yield from self._slow(found)
+        if estimate.reason:
+            most = max(estimate.memory, key=lambda part: estimate.memory[part])
+            yield "memory", f"{estimate.plan}: {estimate.reason}. The largest part is {most}."
+        yield from self._slow(estimate)
 
-    def _slow(self, found: Estimate) -> Iterator[Fault]:
-        """Yields a fault that names the largest extra cost if the best plan is over 5 % faster."""
+    def _slow(self, plan: Estimate) -> Iterator[Fault]:
+        """Yields a fault that names the largest extra cost if a step takes over 5 % longer."""
         best = self.best
-        times = found.step_seconds / best.step_seconds
+        times = plan.step_seconds / best.step_seconds
         if times > _NEAR:
             cost = max(
-                found.seconds, key=lambda name: found.seconds[name] - best.seconds.get(name, 0)
+                plan.seconds, key=lambda name: plan.seconds[name] - best.seconds.get(name, 0)
             )
-            shares = [one.seconds[cost] / one.step_seconds for one in (found, best)]
+            shares = [each.seconds[cost] / each.step_seconds for each in (plan, best)]
             yield (
                 self.story,
-                f"{found.plan}: its step takes {times:.2f} times as long as that of the best "
-                f"plan. What differs most is {cost}: {shares[0]:.0%} of your step, and "
+                f"{plan.plan}: its step takes {times:.2f} times as long as that of the best "
+                f"plan. The largest difference is {cost}: {shares[0]:.0%} of your step, and "
                 f"{shares[1]:.0%} of the best one. {_ADVICE.get(cost, '')}".rstrip(),
             )
 
 
-@lru_cache(maxsize=16)  # not kept on the setting, which a learner's function may refer to
+@lru_cache(maxsize=16)  # not stored in the setting, which a learner's function may reach
 def _all_plans(setting: Setting) -> Search:
     return search(setting.model, setting.cluster, setting.batch, memory=setting.memory)
 
@@ -198,19 +198,19 @@ def _drawn(draw: random.Random, story: str) -> Setting:
 
 
 def _is_clear(setting: Setting) -> bool:
-    """Whether the small space has a plan close to the best, and no plan near it is a mistake.
+    """Whether the small space has a plan close to the best, and no mistaken plan is near it.
 
     `_SLOWER` defines the typical mistakes of each story, as tests on plans.
     """
     near = [
-        one
-        for one in _all_plans(setting).within(_APART)
-        if (one.plan.context, one.plan.schedule, one.plan.recompute) == (1, "1f1b", "none")
+        each
+        for each in _all_plans(setting).within(_APART)
+        if (each.plan.context, each.plan.schedule, each.plan.recompute) == (1, "1f1b", "none")
     ]
     return (
         bool(near)
         and near[0].step_seconds <= _CLOSE * setting.best.step_seconds
-        and not any(test(one.plan) for test in _SLOWER[setting.story] for one in near)
+        and not any(test(each.plan) for test in _SLOWER[setting.story] for each in near)
     )
 
 
@@ -229,7 +229,7 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("legal", 2, "all three plans can run"),
-            rule("memory", 2, "no GPU holds more than fits", "legal"),
+            rule("memory", 2, "no GPU runs out of memory", "legal"),
             rule("node", 2, "one node: within 5 % of the best plan", "legal"),
             rule("slow", 3, "slow network: within 5 % of the best plan", "legal"),
             rule("few", 3, "few tokens: within 5 % of the best plan", "legal"),

@@ -1,4 +1,4 @@
-"""10/reduce_gradients: each gradient summed over the groups in which it is only a part."""
+"""10/reduce_gradients: sum each gradient over the groups in which it is only a part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Due = dict[tuple[int, ...], int]  # bytes by the members of a group
-_OWN, _MORE = 8192, 1.05  # bytes that gloo itself sends; allowed ratio to the bytes that are due
+_GLOO, _MORE = 8192, 1.05  # bytes that gloo itself sends; allowed ratio to the bytes that are due
 
 
 class Reducing(WithGradients):
@@ -44,11 +44,11 @@ class Reducing(WithGradients):
                 )
 
     def _why(self, which: Marked, rank: int, place: Place, got: Tensor | None) -> str:
-        """The message for a known mistake that gives this gradient; else a general hint."""
+        """The message for a known mistake that gives this gradient; else general advice."""
         if got is None:
             return "it is None afterwards."
         data, stages, _ = self.holders(which, place)
-        own, every = place[2:], range(self.sizes[2])
+        here, every = place[2:], range(self.sizes[2])
         wanted, summed = self.reduced(which, place), self.mean(which, data, stages, every)
         pipeline, sharers = self._group(rank, "pipeline"), self._group(rank, "tensor")
         kind = {
@@ -58,18 +58,19 @@ class Reducing(WithGradients):
         }[which.kind]
         known = {
             f"it has this rank's tokens only. Sum the parts over {sharers}.":
-                self.mean(which, data, stages, own),
+                self.mean(which, data, stages, here),
             f"it has only this pipeline stage's part. Add both copies' gradients: {pipeline}.":
-                self.mean(which, data, place[1:2], own),
-            "it is the mean of both copies. What one process has is their sum.":
+                self.mean(which, data, place[1:2], here),
+            "it is the mean of both copies. One process has their sum.":
                 wanted / len(stages),
             f"it is the sum over {sharers}{kind}": summed,
             f"it is the mean over {sharers}{kind}": summed / len(every),
-            f"it is as backward left it. Average it over {self._group(rank, 'data')}.":
+            f"it is unchanged. Average it over {self._group(rank, 'data')}.":
                 self.gradient(which, place),
             "it is the sum over the data group, not the mean.": wanted * len(data),
         }  # fmt: skip
-        fitting = (why for why, one in known.items() if close(got, one) and not close(wanted, one))
+        mistakes = {why: value for why, value in known.items() if not close(wanted, value)}
+        fitting = (why for why, value in mistakes.items() if close(got, value))
         return next(fitting, "these are not the numbers of one process. Which ranks have a part?")
 
     def _group(self, rank: int, axis: str) -> str:
@@ -81,40 +82,41 @@ class Reducing(WithGradients):
         data, pipeline, tensor = (group_of(rank, axis, self.axes) for axis in self.axes)
         counts = {
             (*data,): len(marked),
-            (pipeline[0], pipeline[-1]): sum(one.tied for one in marked),
-            (*tensor,): sum(one.kind == "partial" for one in marked),
+            (pipeline[0], pipeline[-1]): sum(which.tied for which in marked),
+            (*tensor,): sum(which.kind == "partial" for which in marked),
         }
         size = 4 * self.elements
         return {group: size * count for group, count in counts.items() if len({*group}) > 1}
 
-    def by_trace(self, one: Observation) -> Iterator[Fault]:
-        """Yields a fault for a rank that sends more than one all-reduce per sum needs."""
-        cases = [case for case in one.trial.cases if isinstance(case, Reducing)]
-        for rank in range(one.trial.world_size if one.trace is not None else 0):
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        """Yields a fault for a rank that sends more than one all-reduce per sum takes."""
+        cases = [case for case in observation.trial.cases if isinstance(case, Reducing)]
+        for rank in range(observation.trial.world_size if observation.trace is not None else 0):
             due = [case.due(rank) for case in cases]
             sums = [(len(members), size) for each in due for members, size in each.items()]
             goal = sum(2 * (ranks - 1) / ranks * size for ranks, size in sums)
-            sent = one.trace.bytes_wire(rank) if one.trace is not None else None
-            if sent is not None and sent > goal * _MORE + _OWN:
+            sent = observation.trace.bytes_wire(rank) if observation.trace is not None else None
+            if sent is not None and sent > goal * _MORE + _GLOO:
                 yield (
                     "bytes",
-                    f"{one.trial.words(0)}: {amount(sent)} left rank {rank}; one all-reduce for "
-                    f"each sum takes {amount(goal)}. {_which_group(one, rank, due)}",
+                    f"{observation.trial.words(0)}: rank {rank} sent {amount(sent)}; one "
+                    f"all-reduce for each sum takes {amount(goal)}. "
+                    f"{_which_group(observation, rank, due)}",
                 )
 
 
-def _which_group(one: Observation, rank: int, due: Sequence[Due]) -> str:
-    """A sentence that names the group in which a rank reduces too much; a hint if none does."""
-    for own, events in zip(due, inside_marks(one.trace, rank, ANSWER), strict=False):
+def _which_group(run: Observation, rank: int, due: Sequence[Due]) -> str:
+    """Names the group in which a rank reduces too much; asks a question if there is none."""
+    for allowed, events in zip(due, inside_marks(run.trace, rank, ANSWER), strict=False):
         reduced: Counter[tuple[int, ...]] = Counter()
         for event in events:
             if event.kind == "comm" and event.peers:
                 reduced[tuple(sorted({rank, *event.peers}))] += event.bytes
         for members, size in reduced.items():
-            if size > own.get(members, 0):
+            if size > allowed.get(members, 0):
                 return (
-                    f"Between {ranks_in_words(members)} it reduces {amount(size)}, and "
-                    f"{amount(own.get(members, 0))} are parts of a sum there."
+                    f"Between {ranks_in_words(members)} it reduces {amount(size)}, but only "
+                    f"{amount(allowed.get(members, 0))} are parts of a sum there."
                 )
     return "Which gradients are equal already?"
 
@@ -147,12 +149,12 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("data", 1, "the mean over the data group"),
+            rule("data", 1, "gradients are averaged over the data group"),
             rule("sharded", 1, "shards are not mixed", "data"),
-            rule("equal", 1, "equal gradients stay as they are", "data"),
+            rule("equal", 1, "equal gradients stay unchanged", "data"),
             rule("partial", 2, "parts add up over the tensor group", "data"),
             rule("tied", 2, "both copies of the table have their sum", "data"),
-            rule("bytes", 2, "each sum once, in its group", "data", *_KINDS),
+            rule("bytes", 2, "each sum is computed once, in its group", "data", *_KINDS),
         ),
     ),
     reference="dtlab.parallel.gpt.ParallelGPT",

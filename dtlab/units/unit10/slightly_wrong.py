@@ -1,4 +1,4 @@
-"""10/slightly_wrong: a run over three axes with two faults, each of which hides the other.
+"""10/slightly_wrong: repair a run over three axes with two faults, which partly hide each other.
 
 With t tensor ranks:
 
@@ -111,7 +111,7 @@ class MeshRun(TrainingRun):
 
         None if the two updates do not have the same direction.
         """
-        start, right = (self.part(name, one, rank, 0) for one in self.first_step[name])
+        start, right = (self.part(name, whole, rank, 0) for whole in self.first_step[name])
         assert start is not None and right is not None
         moved, wanted = after - start, right - start
         factor = float((moved * wanted).sum() / wanted.square().sum())
@@ -132,7 +132,7 @@ def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
     return whole
 
 
-# What the mended program must do -----------------------------------------------------------------
+# Criteria of the repaired program ----------------------------------------------------------------
 
 
 def _factors(
@@ -143,46 +143,46 @@ def _factors(
     Yields nothing for several steps, after which a parameter is not its first update.
     """
     if case.num_steps == 1:
-        for rank, seen in enumerate(results):
-            for name, tensor in seen["after"].items():
+        for rank, result in enumerate(results):
+            for name, tensor in result["after"].items():
                 yield name, rank, case.factor(name, rank, tensor)
 
 
-def _wrong_scale(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
-    """Objects if the head's first update is wrong: it needs only the mean over data ranks."""
+def _wrong_scale(case: MeshRun, results: Sequence[Any], run: Observation) -> str:
+    """A message if the head's first update is wrong: it needs only the mean over data ranks."""
     for name, rank, factor in _factors(case, results):
         if name == _HEAD and (factor is None or abs(factor - 1) > _FACTOR):
-            what = "has another direction than" if factor is None else f"is {factor:.3g} times"
+            how = "has another direction than" if factor is None else f"is {factor:.3g} times"
             return (
-                f"the first update of {_HEAD} on rank {rank} {what} that of one process. Which "
+                f"the first update of {_HEAD} on rank {rank} {how} that of one process. Which "
                 "ranks have other samples, and by how many is this gradient divided?"
             )
     return ""
 
 
-def _out_of_balance(case: MeshRun, results: Sequence[Any], one: Observation) -> str:
-    """Objects if the factor of a parameter before the gather differs from that of the head."""
-    found = list(_factors(case, results))
-    head = next((factor for name, _, factor in found if name == _HEAD), None)
-    for name, rank, factor in found:
+def _out_of_balance(case: MeshRun, results: Sequence[Any], run: Observation) -> str:
+    """A message if the factor of a parameter before the gather differs from that of the head."""
+    factors = list(_factors(case, results))
+    head = next((factor for name, _, factor in factors if name == _HEAD), None)
+    for name, rank, factor in factors:
         if not head or factor is None or abs(factor / head - 1) > _FACTOR:
-            said = "another direction" if factor is None else f"{factor:.3g} times the right size"
+            size = "another direction" if factor is None else f"{factor:.3g} times the right size"
             base = "another direction" if head is None else f"{head:.3g} times"
             return (
-                f"the first update of {name} on rank {rank} has {said}, that of {_HEAD} {base}. "
+                f"the first update of {name} on rank {rank} has {size}, that of {_HEAD} {base}. "
                 "Between the two is a collective: what does its backward pass do with gradients "
-                "that all tensor ranks have alike?"
+                "that are equal on all tensor ranks?"
             )
     return ""
 
 
 _MENDED = (
-    criterion("scale", 2, "the mean over the right ranks", _wrong_scale),
+    criterion("scale", 2, "gradients are means over the right ranks", _wrong_scale),
     criterion(
         "balance", 2, "the same factor before and after the gather", _out_of_balance, waits=True
     ),
     criterion(
-        "training", 2, "losses and parameters as in one process", other_losses(_NEAR),
+        "training", 2, "losses and parameters are those of one process", other_losses(_NEAR),
         other_parameters, after=("scale", "balance"),
     ),
 )  # fmt: skip
@@ -197,44 +197,43 @@ _LINES = (
 _LOOK = "Follow a gradient from the loss back to the optimizer: where is it added up or divided?"
 
 
-def _diagnosed(seen: Observation, said: Mapping[str, Any]) -> Verdict:
+def _diagnosed(run: Observation, diagnosis: Mapping[str, Any]) -> Verdict:
     """Judges the parameter, its factor, and the two lines."""
     from dtlab.units.unit10.slightly_wrong_script import train
 
-    if seen.error is not None:
+    if run.error is not None:
         return blocked("the machine is too busy to run the program. Run the check again.")
-    if any(said[key] is None for key in ("parameter", "factor", "lines")):
+    if any(diagnosis[key] is None for key in ("parameter", "factor", "lines")):
         return UNANSWERED
-    found = _factors(seen.trial.cases[0], seen.results[0])  # type: ignore[arg-type]
-    factors = {name: factor for name, _, factor in found}
-    name = said["parameter"]
+    triples = _factors(run.trial.cases[0], run.results[0])  # type: ignore[arg-type]
+    factors = {name: factor for name, _, factor in triples}
+    name = diagnosis["parameter"]
     if name not in factors:
         return lost(f"{short(name)} is no parameter. They are called {_HEAD}, norm.weight, ...")
     right = factors[name]
     if right is not None and abs(right - 1) <= _FACTOR:
         return lost(f"the first update of {name} is that of one process. Compare them all.")
-    if right is None or abs(float(said["factor"]) - right) > _FACTOR:
-        return lost(
-            f"the first update of {name} is not {short(said['factor'])} times that of one process."
-        )
-    lines = list(said["lines"])
+    if right is None or abs(float(diagnosis["factor"]) - right) > _FACTOR:
+        factor = short(diagnosis["factor"])
+        return lost(f"the first update of {name} is not {factor} times that of one process.")
+    lines = list(diagnosis["lines"])
     if len(lines) != 2:
         count = f"{len(lines)} line" + "s" * (len(lines) != 1)
         return lost(f"you name {count}. There are two faults, each in one line.")
     verdicts = [judge_line(train, line, _LINES, _LOOK) for line in lines]
     wrong = next((verdict for verdict in verdicts if verdict.status != "ok"), None)
     if wrong is None and verdicts[0] == verdicts[1]:
-        return lost(f"that is one of the two faults twice. {_LOOK}")
+        return lost(f"both lines belong to the same fault. {_LOOK}")
     return wrong or ok("both lines")
 
 
 def _trials(seed: int) -> list[Trial]:
-    """A trial of four ranks in three meshes: on each mesh one step alone, then several steps."""
+    """A trial of four ranks in three meshes: on each mesh a run of one step, then of several."""
     draw = random.Random(seed)
     cases = []
     for mesh in ((2, 1, 2), (1, 2, 2), (1, 1, 4)):
-        about = draw.randrange(1, 10**6), mesh, 8 * draw.randint(1, 3), 4 * draw.randint(1, 3)
-        cases += [MeshRun(*about, steps) for steps in (1, draw.randint(3, 4))]
+        fields = draw.randrange(1, 10**6), mesh, 8 * draw.randint(1, 3), 4 * draw.randint(1, 3)
+        cases += [MeshRun(*fields, steps) for steps in (1, draw.randint(3, 4))]
     return [Trial(4, cases, limit=_LIMIT)]
 
 

@@ -1,6 +1,6 @@
 """The broken program of 10/slightly_wrong, as level-3.ipynb shows it, and its model.
 
-This file loads torch: it is imported when a check runs, never before.
+This file imports torch, so it is imported only when a check runs.
 """
 
 # mypy: disable-error-code="union-attr, no-untyped-def, no-untyped-call, assignment"
@@ -55,17 +55,17 @@ class Net(nn.Module):
 
 
 def cut(model: Any, mesh: DeviceMesh, forward: Callable[[Any, Tensor], Tensor]) -> Any:
-    """Leave this rank its stage of a `Net`, whose blocks and norms are sequence parallel.
+    """Reduce a `Net` to this rank's pipeline stage, with sequence-parallel blocks and norms.
 
-    From now on the stage computes by `forward(stage, x)`; embedding and head stay whole.
+    The stage then computes `forward(stage, x)`; embedding and head are not sharded.
     """
     tensor, place = mesh.get_group("tensor"), mesh.get_local_rank("pipeline")
     stages, layers = mesh.get_group("pipeline").size(), len(model.blocks)
     model.is_first, model.is_last = place == 0, place == stages - 1
-    own = range(layers * place // stages, layers * (place + 1) // stages)
+    numbers = range(layers * place // stages, layers * (place + 1) // stages)
     model.blocks = nn.ModuleDict({
         f"{n}": ParallelBlock.from_dense(model.blocks[n], tensor, sequence_parallel=True)
-        for n in own
+        for n in numbers
     })  # fmt: skip
     norm = SequenceLayerNorm(model.norm.normalized_shape, group=tensor)
     norm.load_state_dict(model.norm.state_dict())
@@ -77,7 +77,7 @@ def cut(model: Any, mesh: DeviceMesh, forward: Callable[[Any, Tensor], Tensor]) 
 
 
 def train(model: Any, batches: Batches, sizes: Mapping[str, int]) -> list[float]:
-    """Train `model` over a mesh: this rank keeps a part. The losses, on the last stage."""
+    """Train this rank's part of `model` over a mesh; return the losses, on the last stage."""
     mesh = make_mesh(**sizes)
     data, pipeline, tensor = (mesh.get_group(axis) for axis in ("data", "pipeline", "tensor"))
 

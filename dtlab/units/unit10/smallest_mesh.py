@@ -1,4 +1,4 @@
-"""10/smallest_mesh: the smallest mesh that holds a model, and what a cluster makes of it.
+"""10/smallest_mesh: find the smallest mesh that holds a model, and its bubble on a cluster.
 
 Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
 Megatron-LM", sections 2.2, 2.3 and 3.1: tensor parallelism up to the GPUs of a node, pipeline
@@ -50,11 +50,11 @@ _QUESTIONS = asked(
         "weights",
         "the fewest GPUs that hold the weights alone, in all of their 80 GB",
         "ceil(weights / 80)",
-        "Bytes of weights over the bytes of one card. GPUs are whole.",
+        "Divide the bytes of the weights by those of one GPU, and round up.",
         {
             "floor(weights / 80)": "these are full, and a part of the weights is left over.",
             "ceil(weights / 160)": "this has one byte per parameter.",
-            "ceil(8 * weights / 80)": "this is for training. What is asked for first?",
+            "ceil(8 * weights / 80)": "this is for training. What does this question count?",
         },
         unit="GPUs",
         exact=True,
@@ -62,12 +62,12 @@ _QUESTIONS = asked(
     number(
         "training",
         "the fewest GPUs that hold all model states, sharded evenly, in {room} GB of each",
-        "cards",
+        "fewest",
         "How many bytes per parameter are the weights, and how many are all model states?",
         {
             "ceil(4 * weights / room)": "this has 8 bytes per parameter. What is in fp32?",
-            "ceil(8 * weights / 80)": "this fills the cards. Where do activations go?",
-            "ceil(16 * weights / room)": "this takes bytes of weights for parameters.",
+            "ceil(8 * weights / 80)": "this fills the GPUs. Where do activations go?",
+            "ceil(16 * weights / room)": "this mistakes bytes of weights for parameters.",
             "ceil(2 * weights / room)": "these are weights and gradients. What does the optimizer "
             "keep?",
         },
@@ -83,9 +83,9 @@ _QUESTIONS = asked(
         {
             "[stages, 8]": "here tensor parallelism goes across nodes. Which of the two sends "
             "more?",
-            "[cards, 1]": "here all-reduces of every layer go across nodes.",
-            "[1, cards]": "here each GPU is a pipeline stage. What does that do to the bubble?",
-            "[8, ceil(cards / 8)]": "so many stages hold the states. Do they divide the layers?",
+            "[fewest, 1]": "here all-reduces of every layer go across nodes.",
+            "[1, fewest]": "here each GPU is a pipeline stage. What does that do to the bubble?",
+            "[8, ceil(fewest / 8)]": "so many stages hold the states. Do they divide the layers?",
         },
         exact=True,
         points=2,
@@ -93,16 +93,17 @@ _QUESTIONS = asked(
     number(
         "ratio",
         "elements that a GPU of a middle stage sends in the ring all-reduces of tensor "
-        "parallelism, over those that it sends to its two neighbour stages (b x s x h to each), "
+        "parallelism, divided by those that it sends to its two neighbours (b x s x h to each), "
         "for one microbatch, forward and backward",
-        "4 * own * (tensor - 1) / tensor",
-        "All-reduces per layer, forward and backward; what one of them sends; your layers.",
+        "4 * held * (tensor - 1) / tensor",
+        "Multiply the all-reduces per layer, forward and backward, by what one of them sends and "
+        "by your layers.",
         {
             "answer / 2": "half of it: did you count the all-reduces of backward, and that an "
             "all-reduce is a reduce-scatter and an all-gather?",
-            "answer / own": "this is one layer. How many does a stage have?",
+            "answer / held": "this is one layer. How many does a stage have?",
             "answer * stages": "these are all layers. A stage has only its own layers.",
-            "2 * own": "this is b x s x h elements per all-reduce. What does a ring send?",
+            "2 * held": "this is b x s x h elements per all-reduce. What does a ring send?",
             "answer * 2": "an activation goes to one neighbour, a gradient to the other.",
         },
         unit="times",
@@ -114,7 +115,7 @@ _QUESTIONS = asked(
         "How many GPUs does one replica take?",
         {
             "gpus / 8": "these are nodes. A replica takes several.",
-            "gpus / stages": "this divides by the stages. How many GPUs has each of them?",
+            "gpus / stages": "this divides by the stages. How many GPUs does each have?",
             "gpus": "a replica takes more than one GPU.",
         },
         unit="replicas",
@@ -142,29 +143,29 @@ _QUESTIONS = asked(
         "100 * (stages - 1) / (count + stages - 1)",
         "For how many microbatches does a stage compute, and for how many more is it idle?",
         {
-            "100 * (stages - 1) / count": "this is over the ideal time.",
+            "100 * (stages - 1) / count": "this divides by the ideal time.",
             "100 * stages / (count + stages)": "one too many: how many stages are before the last "
             "one?",
             "100 * (8 * stages - 1) / (count + 8 * stages - 1)": "this has a stage on each GPU. "
             "The GPUs of a node compute one stage together.",
-            "100 * count / (count + stages - 1)": "this is what a stage computes.",
+            "100 * count / (count + stages - 1)": "this is the share in which a stage computes.",
         },
         unit="%",
     ),
     number(
         "doubled",
-        "the same share if your cluster has twice as many GPUs, with the same global batch, the "
-        "same microbatches in size and the same mesh of one replica",
+        "the same share if your cluster has twice as many GPUs, with the same global batch, "
+        "microbatches of the same size and the same mesh of one replica",
         "100 * (stages - 1) / (count / 2 + stages - 1)",
-        "Twice as many replicas share the batch. How many microbatches has each of them?",
+        "Twice as many replicas share the batch. How many microbatches does each get?",
         {
             "100 * (stages - 1) / (count + stages - 1)": "this is as before. Do more replicas "
             "leave each one as many microbatches?",
             "100 * (stages - 1) / (2 * count + stages - 1)": "this has twice as many "
             "microbatches. The batch stays the same.",
-            "100 * (stages - 1) / (count / 2)": "this is over the ideal time.",
-            "200 * (stages - 1) / (count + stages - 1)": "the idle time stays the same. What of "
-            "the total?",
+            "100 * (stages - 1) / (count / 2)": "this divides by the ideal time.",
+            "200 * (stages - 1) / (count + stages - 1)": "the idle time stays the same. What "
+            "about the total?",
         },
         unit="%",
     ),
@@ -172,10 +173,10 @@ _QUESTIONS = asked(
         "ceil": ceil,
         "floor": floor,
         "stages_of": _stages,
-        "cards": "ceil(8 * weights / room)",
+        "fewest": "ceil(8 * weights / room)",  # GPUs
         "tensor": "8",
         "stages": "stages_of(given)",
-        "own": "layers // stages",  # layers of one stage
+        "held": "layers // stages",  # layers of one stage
         "replicas": "gpus // (8 * stages)",
     },
 )

@@ -1,4 +1,4 @@
-"""10/thousand_gpus: the bytes that each of 1,024 GPUs holds, and what an estimate forgets.
+"""10/thousand_gpus: compute the bytes that each of 1,024 GPUs holds, and correct an estimate.
 
 Rajbhandari et al. 2020, "ZeRO", section 3.1 (model states in mixed precision); Korthikanti et al.
 2022, "Reducing Activation Recomputation in Large Transformer Models", Table 2 and section 4.2.3
@@ -101,7 +101,7 @@ _QUESTIONS = asked(
         "states",
         "model states on one GPU without ZeRO: [weights, gradients, master copy, moments]",
         "[2 * share, 2 * share, 4 * share, 8 * share]",
-        "Which part of the parameters does one GPU have? Then bytes per parameter, by kind.",
+        "Which part of the parameters does one GPU have? Multiply by the bytes of each kind.",
         {
             "[each * pipeline for each in answer]": "this divides by the tensor ranks only. Which "
             "layers does a pipeline stage have?",
@@ -133,7 +133,7 @@ _QUESTIONS = asked(
         "activations that one layer keeps of one microbatch on one GPU: [nothing recomputed, "
         "selective recomputation]",
         "layer(given, norms == 'with')",
-        "Which tensors of a layer do the tensor ranks share? Also those of norms and dropout?",
+        "Which tensors of a layer do the tensor ranks divide? Also those of norms and dropout?",
         {
             "layer(given, norms != 'with')": "this is right for the other choice of sequence "
             "parallelism. What does yours do with norms and dropout?",
@@ -147,10 +147,10 @@ _QUESTIONS = asked(
         "first_stage",
         "activations on a GPU of the first pipeline stage: [nothing recomputed, selective]",
         "first_stage(given)",
-        "The layers of one stage, times the microbatches that stage 0 has in flight.",
+        "Multiply by the layers of one stage, and the microbatches that stage 0 has in flight.",
         {
-            "[each / pipeline for each in answer]": "this is one microbatch. How many has the "
-            "first stage in flight before its first backward pass?",
+            "[each / pipeline for each in answer]": "this is one microbatch. How many does the "
+            "first stage have in flight before its first backward pass?",
             "[each * pipeline for each in answer]": "these are p microbatches of all layers. "
             "Which layers does the first stage have?",
             "[each / pipeline * 1536 / data / micro for each in answer]": "these are all "
@@ -162,7 +162,7 @@ _QUESTIONS = asked(
     ),
     choices(
         "fits",
-        "which plans fit a card of 80e9 bytes, counting states and activations only",
+        "the plans that fit on a GPU of 80e9 bytes, counting states and activations only",
         _SETUPS,
         formula("frozenset(name for name, total in totals(given).items() if total <= 80)"),
         "Add one of your two totals of states to one of your two totals of activations.",
@@ -196,7 +196,7 @@ _QUESTIONS = asked(
         "what that plan takes on each GPU with the same activations: [without ZeRO, with ZeRO-1 "
         "over its 16 data ranks]",
         "[16 * gpt3 + 40, 4 * gpt3 + 12 * gpt3 / 16 + 40]",
-        "All states of 175/64 billion parameters. Then the activations.",
+        "Add up all states of 175/64 billion parameters, and the activations.",
         {
             "[each - 40 for each in answer]": "these are the states. Add the activations.",
             "[14 * gpt3 + 40, 2 * gpt3 + 12 * gpt3 / 16 + 40]": "this still has no gradients.",

@@ -1,4 +1,4 @@
-"""10/train_step: one step of a model spread over data, pipeline and tensor ranks, from parts."""
+"""10/train_step: write a training step over data, pipeline and tensor ranks, from given parts."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Training(OnMesh):
             for step, (log, samples, loss, state) in enumerate(result["steps"]):
                 where = f"{self.where(rank)}, step {step + 1}: "
                 right, stages = self.one_process[step]
-                for name, words in self._course(log, samples):
+                for name, words in self._wrong_actions(log, samples):
                     yield name, where + words
                 wrong = self._wrong_loss(loss, right if stage == len(stages) - 1 else None)
                 if wrong and step == 0:
@@ -98,28 +98,28 @@ class Training(OnMesh):
                     words = f"its parameters are not those of one process. {_WHY[step > 0]}"
                     yield "steps" if step else "first", where + words
 
-    def _course(self, log: str, samples: int) -> Iterator[Fault]:
-        """Yields what is wrong with the samples and the order of actions of a rank in one step."""
+    def _wrong_actions(self, log: str, samples: int) -> Iterator[Fault]:
+        """Yields the faults in the samples and in the order of actions of a rank in one step."""
         share, forwards = self.samples // self.sizes[0], log.count("F")
         if (samples, forwards) != (share, self.microbatches):
             yield (
                 "share",
-                f"its stage sees {samples} samples in {forwards} forward passes. "
+                f"its stage processes {samples} samples in {forwards} forward passes. "
                 f"Its data coordinate has {share} of {self.samples} samples, in "
                 f"{self.microbatches} microbatches.",
             )
         if not re.fullmatch("[FB]*rcs", log):
             names = {"r": "reduce", "c": "clip", "s": "step"}
-            calls = re.findall("[FB]+|.", log[:60])
-            done = ", ".join(names.get(one, "forward and backward") for one in calls)
+            letters = re.findall("[FB]+|.", log[:60])
+            actions = ", ".join(names.get(letter, "forward and backward") for letter in letters)
             yield (
                 "order",
-                f"{done or 'nothing'}. After all backward passes of a step come one "
+                f"it runs {actions or 'nothing'}. After all backward passes of a step come one "
                 "reduce_gradients, one clip_mesh and one optimizer step.",
             )
 
     def _wrong_loss(self, got: Any, right: float | None) -> str:
-        """What is wrong with the loss that a rank returns; empty if nothing is."""
+        """A message about the loss that a rank returns; empty if it is right."""
         if right is None:
             last = f"only pipeline stage {self.sizes[1] - 1} has a loss"
             return "" if got is None else f"it returns {got}, and {last}. Return None."
@@ -146,14 +146,14 @@ class Training(OnMesh):
             scale = min(1.0, _MAX_NORM / float(nn.utils.get_total_norm(gradients)))
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.data = parameter.data - _RATE * scale * gradient
-            steps.append((loss.item(), [[one.data for one in s.parameters()] for s in stages]))
+            steps.append((loss.item(), [[part.data for part in s.parameters()] for s in stages]))
         return steps
 
 
 _MEAN = "Each data rank has the mean of its own samples: average over the data group."
 _WHY = (
     "Which gradients does the optimizer step with?",
-    "After step 1 they are. What is left over from the step before?",
+    "After step 1 they are. What is left over from the previous step?",
 )
 
 
@@ -192,7 +192,7 @@ def _train(fn: Callable[..., Any], given: Mapping[str, Any]) -> list[tuple[Any, 
         if output.requires_grad:
             output.register_hook(lambda _: log.append("B"))
 
-    def noted(letter: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def logged(letter: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             log.append(letter)
             return function(*args, **kwargs)
@@ -215,8 +215,8 @@ def _train(fn: Callable[..., Any], given: Mapping[str, Any]) -> list[tuple[Any, 
         groups=groups,
         microbatches=given["microbatches"],
         max_norm=_MAX_NORM,
-        reduce_gradients=noted("r", _average),
-        clip_mesh=noted("c", _clip),
+        reduce_gradients=logged("r", _average),
+        clip_mesh=logged("c", _clip),
     )
     steps = []
     for inputs, targets in given["batches"]:
@@ -225,7 +225,7 @@ def _train(fn: Callable[..., Any], given: Mapping[str, Any]) -> list[tuple[Any, 
         loss = fn(parts, inputs, targets)
         is_number = isinstance(loss, torch.Tensor | float | int)
         returned = float(loss) if is_number else None if loss is None else type(loss).__name__
-        state = [one.detach().clone() for one in parameters]
+        state = [parameter.detach().clone() for parameter in parameters]
         steps.append(("".join(log), sum(samples), returned, state))
     return steps
 
@@ -245,8 +245,8 @@ def _clip(parameters: Sequence[Any], max_norm: float, groups: Mapping[str, Any])
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
     copies = dist.get_rank(groups["tensor"]) > 0  # they count on the first tensor rank
-    own = [one.grad for one in parameters if not (copies and one.kind == "equal")]
-    total = get_total_norm([gradient for gradient in own if gradient is not None]) ** 2
+    counted = [each.grad for each in parameters if not (copies and each.kind == "equal")]
+    total = get_total_norm([gradient for gradient in counted if gradient is not None]) ** 2
     for axis in ("tensor", "pipeline"):
         dist.all_reduce(total, group=groups[axis])
     clip_grads_with_norm_(parameters, max_norm, total.sqrt())
@@ -275,11 +275,11 @@ PART = Part(
         trials=_trials,
         compiles=True,  # the executor's first backward from a given gradient imports the compiler
         rules=(
-            rule("share", 2, "microbatches of the samples of its data coordinate"),
+            rule("share", 2, "each rank has the samples of its data coordinate, in microbatches"),
             rule("order", 2, "backward, reduce once, clip, step"),
-            rule("first", 3, "parameters of one process after a step", "order"),
-            rule("steps", 1, "and after three steps", "order", "first"),
-            rule("loss", 2, "the mean over the batch, on the last stage only"),
+            rule("first", 3, "after one step, parameters are those of one process", "order"),
+            rule("steps", 1, "they still are after three steps", "order", "first"),
+            rule("loss", 2, "the loss is the mean over the batch, on the last stage only"),
         ),
     ),
     reference="dtlab.parallel.gpt.ParallelGPT",

@@ -113,7 +113,7 @@ RIGHT = [by_trying, by_the_root]
 
 WRONG = {
     best_measured: {"best": "Then try every N", "time": "", "edges": ""},
-    not_rounded: {"best": "the time is least on"},
+    not_rounded: {"best": "the run is fastest on"},
     rounded_down: {"best": "", "edges": ""},
     amdahl: {"best": "Fit three numbers", "time": "", "edges": ""},
     up_to_the_last_but_one: {"edges": "may fall all the way"},

@@ -67,7 +67,7 @@ instead("steps", lambda g: g["samples"] / 8, "these are the samples of one GPU")
 instead("steps", lambda g: g["samples"], "is not it. How many samples")
 instead("strong", lambda g: g["compute"] / 8, "not averaged yet")
 instead("strong", lambda g: g["compute"] + ring(g), "an eighth of the batch")
-instead("strong", lambda g: g["compute"] / 8 + parts_of(g)["bandwidth"], "needs the latency too")
+instead("strong", lambda g: g["compute"] / 8 + parts_of(g)["bandwidth"], "also takes the latency")
 instead(
     "strong", lambda g: g["compute"] / 8 + g["megabytes"] / g["bandwidth"], "this is one message"
 )

@@ -46,7 +46,7 @@ def instead(name, value, message=""):
 
 
 instead("building", lambda g, r, w, s, a, late: 2 * w, "no gradients yet")
-instead("building", lambda g, r, w, s, a, late: g["parameters"], "How many bytes has each")
+instead("building", lambda g, r, w, s, a, late: g["parameters"], "How many bytes does each")
 instead("building", lambda g, r, w, s, a, late: w / 1.048576, "this would be right in MiB")
 instead("building", lambda g, r, w, s, a, late: 3 * w, "is not it. Multiply the bytes")
 instead("forward", lambda g, r, w, s, a, late: a, "the weights are still in memory")
@@ -60,7 +60,7 @@ instead("step", lambda g, r, w, s, a, late: 5 * w - s, "how many numbers does yo
 instead("step", lambda g, r, w, s, a, late: 9 * w, "is not it. What does the optimizer allocate")
 instead("second", lambda g, r, w, s, a, late: w + a, "this is the first iteration")
 instead("second", lambda g, r, w, s, a, late: 2 * w + s + a - late, "when does your loop clear")
-instead("second", lambda g, r, w, s, a, late: 9 * w, "is not it. Add what has stayed")
+instead("second", lambda g, r, w, s, a, late: 9 * w, "is not it. Add what the first")
 for name in (*NAMES, "never"):
     instead("dies", lambda g, r, *_, name=name: name if name != r["dies"] else "after", "")
 

@@ -229,11 +229,11 @@ RIGHT = [swept, by_merging]
 _ALL = {"busy": "", "hidden": "", "arrival": "", "idle": ""}
 
 WRONG = {
-    spans_added_up: {"busy": "a second counts once"},
+    spans_added_up: {"busy": "each second counts once"},
     nested_only: {"busy": "and overlap"},
     from_first_to_last_span: {"busy": "is busy for"},
     hidden_counts: {"hidden": "loses nothing"},
-    waits_count: {"arrival": "once the last rank has come"},
+    waits_count: {"arrival": "when the last rank joins"},
     until_all_are_through: {"arrival": "its end on this rank"},
     until_the_first_is_through: {"arrival": "its end on this rank"},
     both_count: {"hidden": "", "arrival": ""},

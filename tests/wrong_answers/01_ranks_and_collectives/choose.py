@@ -189,8 +189,8 @@ def not_written(nbytes, cluster):
 
 RIGHT = [by_the_closed_forms, by_hand, all_six_compared]
 
-ON_THE_WIRE = "on the emulated wire; the best needs"
-ON_TWO_NODES = "kB on two nodes of two ranks (300 GB/s 2 us inside, 12.5 GB/s 30 us between nodes"
+ON_THE_WIRE = "on the emulated wire; the best takes"
+ON_TWO_NODES = "kB on two nodes of two ranks (300 GB/s and 2 µs inside a node, 12.5"
 ELSEWHERE = "times as long as the best, on average"
 UNKNOWN = "Return one of: naive, ring, tree"
 WRONG = {
@@ -204,7 +204,7 @@ WRONG = {
         "budget": "1000 x tree take 18.1 ms", "elsewhere": ELSEWHERE, "wire": "tree took"
     },
     a_ring_for_large_ones: {"budget": "x ring", "elsewhere": ELSEWHERE, "wire": "ring took"},
-    a_threshold_for_this_network: {"elsewhere": "on eight nodes of eight ranks (450 GB/s 2 us"},
+    a_threshold_for_this_network: {"elsewhere": "on eight nodes of eight ranks (450 GB"},
     halving_left_out: {"elsewhere": "where you choose hierarchical"},
     halving_for_all_large_ones: {
         "budget": "halving_doubling", "elsewhere": ELSEWHERE, "wire": ON_THE_WIRE

@@ -317,7 +317,7 @@ WRONG = {
     torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
     finished_hierarchical: {"result": "dtlab.collectives.hierarchical_all_reduce does the work"},
     all_reduce_below_the_recorder: {"result": "left it as the operating system counts"},
-    through_the_store: {"result": "the data came another way"},
+    through_the_store: {"result": "the data arrived another way"},
     everyone_receives_first: {"result": "Every rank receives before it sends"},
     untouched: {"result": "hierarchical_all_reduce is not written yet"},
     does_nothing: {"result": "hold the values of rank 0 only"},

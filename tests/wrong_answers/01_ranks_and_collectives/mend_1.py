@@ -347,7 +347,7 @@ WRONG = {
     waited_for_before_the_receive: {"result": "the ranks did not finish"},
     the_other_way_round: {"result": "rank 0: place 1 holds the block of rank 2"},
     nothing_is_received: {"result": ""},
-    one_round_short: {"result": "rank 0: place 1 holds none of the right ones"},
+    one_round_short: {"result": "rank 0: place 1 holds other values"},
     in_the_order_in_which_they_came: {"result": "rank 0: place 1 holds the block of rank 2"},
     blocks_of_all_ranks: {"result": "return a list of 1 blocks"},
     stacked_into_one_tensor: {"result": "return a list of 1 blocks"},

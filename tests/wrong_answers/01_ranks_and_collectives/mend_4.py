@@ -340,7 +340,7 @@ WRONG = {
     all_send_first: {"result": "the ranks did not finish"},
     tags_on_the_sends_only: {"result": "the ranks did not finish"},
     the_wrong_edges_are_sent: {"result": "rank 0: place 0 holds row"},
-    the_field_ends_at_the_last_rank: {"result": "place 0 holds none of the right ones"},
+    the_field_ends_at_the_last_rank: {"result": "place 0 holds other values"},
     its_own_rows: {"result": "rank 0: place 0 holds row"},
     the_rows_of_neighbours_alone: {"result": "return one tensor, with"},
     a_list_of_three: {"result": "return one tensor, with"},

@@ -449,9 +449,9 @@ WRONG = {
     fp64_on_the_wire: {"bytes": "float64: send the tensor's own dtype"},
     everything_to_rank_0: {
         "bytes": "The ranks do not share the work",
-        "neighbours": "rank 0 talks to rank 2 too",
+        "neighbours": "rank 0 exchanges messages with rank 2 too",
     },
-    straight_to_its_owner: {"neighbours": "rank 0 talks to rank 2 too"},
+    straight_to_its_owner: {"neighbours": "rank 0 exchanges messages with rank 2 too"},
     whole_all_reduce: {"bytes": "both halves of a ring", "rounds": "a ring needs N-1 = 3"},
     half_a_chunk_in_a_round: {"rounds": "send a whole chunk in one message"},
     ignores_the_group: {"subgroups": "Pass `group` to every call"},
@@ -463,11 +463,11 @@ WRONG = {
     finished_reduce_scatter: {"result": "dtlab.collectives.ring_reduce_scatter does the work"},
     all_reduce_below_the_recorder: {"result": "left it as the operating system counts"},
     reduce_scatter_of_the_backend_itself: {"result": "left it as the operating system counts"},
-    through_the_store: {"result": "the data came another way"},
+    through_the_store: {"result": "the data arrived another way"},
     everyone_receives_first: {"result": "Every rank receives before it sends"},
     never_ends: {"result": "ranks 0 to 3 are still running"},
     untouched: {"result": "reduce_scatter is not written yet"},
-    does_nothing: {"result": "`output` is as it was", "bytes": "Some chunks are not sent"},
+    does_nothing: {"result": "`output` is unchanged", "bytes": "Some chunks are not sent"},
 }
 
 EQUIVALENT = {

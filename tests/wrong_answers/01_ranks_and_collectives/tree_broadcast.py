@@ -291,7 +291,7 @@ WRONG = {
     torch_broadcast_object: {"result": "dist.broadcast does the work for you"},
     finished_tree: {"result": "dtlab.collectives.tree_broadcast does the work for you"},
     broadcast_below_the_recorder: {"result": "left it as the operating system counts"},
-    through_the_store: {"result": "the data came another way"},
+    through_the_store: {"result": "the data arrived another way"},
     everyone_receives_first: {"result": "the ranks did not finish"},
     untouched: {"result": "tree_broadcast is not written yet"},
     does_nothing: {"result": "hold the values of rank 1, not those of rank 0"},

@@ -320,7 +320,7 @@ WRONG = {
     bucket_is_never_emptied: {"bytes": "each gradient is in one bucket"},
     rest_left_out: {
         "gradients": "this is the rank's own gradient",
-        "all_reduces": "The gradients left at the end are a bucket too",
+        "all_reduces": "The gradients left at the end form a bucket too",
         "bytes": "each gradient is in one bucket",
     },
     from_the_first_parameter_on: {"order": "Backward reaches the last layers first"},
@@ -347,7 +347,7 @@ WRONG = {
         "bytes": "each gradient is in one bucket",
     },
     gathered_and_added_up: {
-        "all_reduces": "dist.all_gather took part",
+        "all_reduces": "calls dist.all_gather",
         "bytes": "the all-reduces have 0 bytes",
     },
     buckets_of_the_library: {"gradients": "parallel.data.buckets.in_buckets does the work for"},

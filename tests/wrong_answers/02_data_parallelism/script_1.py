@@ -318,7 +318,7 @@ RIGHT = [
 
 WRONG = {
     the_line_of_the_all_reduce: {"line": "does what it should here. Follow one gradient"},
-    the_line_of_the_step: {"line": "`optimizer.step()`, does what it should"},
+    the_line_of_the_step: {"line": "`optimizer.step()` (line"},
     a_line_that_is_not_there: {"line": "train_1 has no line 40"},
     a_text_of_several_lines: {"line": "lines have that text"},
     a_function_alone: {"line": "script_1 must be a dict"},

@@ -279,6 +279,9 @@ WRONG = {
     a_rate_for_all_ranks: {"training": ""},
 }
 
+_SEED, _GLOBAL = "seed = 2 + dist.get_rank()", "torch.manual_seed(seed)"
+_SAMPLER = "sampler = DistributedSampler(data, seed=2)"
+
 EQUIVALENT = changes_of_losses(
     "sampler.set_epoch(epoch); total = 0.0 -> total = 0.0; sampler.set_epoch(epoch)",
     "for images, labels in loader:; optimizer.zero_grad(); ... -> losses.append(total / "
@@ -290,4 +293,18 @@ EQUIVALENT = changes_of_losses(
     **cleared_later("replica"),
     **neighbours("sampler = DistributedSampler(data, seed={})", 2, ANOTHER_ORDER),
     **neighbours("loader = DataLoader(data, batch_size={}, sampler=sampler)", 16, OTHER_BATCHES),
+    **dict.fromkeys(
+        (
+            f"{_SEED} -> seed = 3 + dist.get_rank()",
+            f"{_SEED} -> seed = 1 + dist.get_rank()",
+            f"{_SEED} -> seed = 2 - dist.get_rank()",
+            f"{_SEED} -> seed = 2",
+            f"{_SEED} -> seed = dist.get_rank()",
+            f"{_SEED} -> seed = 2 + dist.get_world_size()",
+            f"{_GLOBAL} -> nothing",
+            f"{_GLOBAL} -> {_GLOBAL}; {_GLOBAL}",
+            f"{_GLOBAL}; {_SAMPLER} -> {_SAMPLER}; {_GLOBAL}",
+        ),
+        "the sampler has its own seed, and nothing else draws random numbers",
+    ),
 }

@@ -262,8 +262,8 @@ RIGHT = [
 ]
 
 WRONG = {
-    the_line_of_the_optimizer: {"line": "When is that settled?"},
-    the_line_of_the_forward_pass: {"line": "When is that settled?"},
+    the_line_of_the_optimizer: {"line": "When is that decided?"},
+    the_line_of_the_forward_pass: {"line": "When is that decided?"},
     still_broken: {"copies": "Which gradient does each rank step with?"},
     dtlabs_wrapper_before: {"copies": "Which gradient does each rank step with?"},
     another_optimizer_instead: {"copies": "Which gradient does each rank step with?"},
@@ -271,13 +271,13 @@ WRONG = {
     only_its_bias_averaged_by_hand: {"copies": "Which gradient does each rank step with?"},
     not_written: {"copies": "mended is not written yet"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
-    never_frozen: {"training": "moves in epoch 0"},
-    frozen_for_ever: {"training": "does not move after epoch 0"},
+    never_frozen: {"training": "changes in epoch 0"},
+    frozen_for_ever: {"training": "does not change after epoch 0"},
     frozen_for_two_epochs: {"training": "trains layer 0 from epoch 1 on"},
     layer_0_of_rank_0: {"training": "trains layer 0 from epoch 1 on"},
     layer_0_averaged_at_the_end: {"training": "trains layer 0 from epoch 1 on"},
     summed_by_hand: {"training": "trains layer 0 from epoch 1 on"},
-    another_rate: {"training": "and the rate that of the script?"},
+    another_rate: {"training": "and is the learning rate that of the script?"},
     another_order_on_each_rank: {"training": "are in no rank's batches"},
 }
 

@@ -414,7 +414,7 @@ RIGHT = [
 WRONG = {
     ranks_not_multiplied: {"equal": "divided by the number of ranks once too often"},
     sum_of_the_losses: {"equal": "divided by the number of ranks, not by the number of samples"},
-    own_samples_times_ranks: {"equal": "the number of ranks times what it should be"},
+    own_samples_times_ranks: {"equal": "this is too large by the number of ranks"},
     own_samples_only: {"uneven": "the mean of the ranks' means"},
     own_samples_throughout: {"uneven": "the mean of the ranks' means"},
     mean_of_means: {"uneven": "the mean of the microbatches' means"},

@@ -167,7 +167,7 @@ RIGHT = [by_hand, as_fractions]
 
 WRONG = {
     sum_for_the_mean: {"mean": "this is the sum"},
-    last_one_for_the_mean: {"mean": "this is the last one alone"},
+    last_one_for_the_mean: {"mean": "this is only the last gradient"},
     mean_divided_twice: {"mean": "this divides by four twice"},
     backward_divides: {"undivided": "nothing divides"},
     backward_overwrites: {"undivided": "if each pass overwrote `.grad`"},

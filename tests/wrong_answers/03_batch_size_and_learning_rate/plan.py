@@ -196,7 +196,7 @@ WRONG = {
     at_the_peak_for_the_first_half: {"target": TARGET},
     the_ranks_counted_again: {"error": FIRST},
     a_warm_up_to_the_end: {"error": FIRST},
-    gradients_travel_every_time: {"traffic": "gradients for each"},
+    gradients_travel_every_time: {"traffic": "gradients in each"},
     gradients_travel_first: {"traffic": "Gradients after the last all-reduce"},
     gradients_never_travel: {"traffic": "the copies of the ranks differ"},
     micro_batches_counted_from_1: {"traffic": "counted from 0"},

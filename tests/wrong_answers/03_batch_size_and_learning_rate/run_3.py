@@ -234,7 +234,7 @@ WRONG = {
     only_the_loss_is_mended: {"rate": "There are 3 ranks."},
     divided_by_the_ranks: {"rate": "microbatches by 3 ranks."},
     divided_by_the_ranks_too: {"rate": "There are 3 ranks."},
-    divided_twice: {"rate": "you divide by their number twice"},
+    divided_twice: {"rate": "you divide by it twice"},
     a_smaller_rate: {"rate": "times as far as they should"},
     clipped: {"rate": ""},
     only_the_last_micro_batch: {"rate": "does not follow the gradient"},

@@ -172,7 +172,7 @@ RIGHT = [
 WRONG = {
     the_line_of_the_micro_batch: {"line": "does that grow here?"},
     the_line_of_the_schedule: {"line": "does that grow here?"},
-    still_broken: {"rate": "times as far as they should. As many as there are forward passes"},
+    still_broken: {"rate": "times as far as they should. An update has that many forward passes"},
     by_the_ranks: {"rate": "How many samples does an update take"},
     by_the_micro_batches: {"rate": "Each loss is divided by their number, and the rate grows"},
     divided_instead: {"rate": "times as far as they should"},

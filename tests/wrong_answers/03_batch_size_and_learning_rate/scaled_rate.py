@@ -194,7 +194,7 @@ WRONG = {
     line_from_nothing: {"rate_at": "this line begins at 0"},
     line_that_overshoots: {"rate_at": "and ends above it"},
     line_to_twice_the_small_rate: {"rate_at": "twice the rate of the small batch"},
-    line_downwards: {"rate_at": "this goes down the line"},
+    line_downwards: {"rate_at": "this line goes down"},
     rate_of_step_0: {"rate_at": "this is step 0"},
     rate_after_the_warmup: {"rate_at": "this is the rate after the warm-up"},
 }

@@ -388,6 +388,8 @@ AUTOCAST = f"with torch.autocast('cpu', dtype=torch.float16):; {LOSS}"
 CLIP = "clip_grad_norm_(replica.parameters(), max_norm)"
 EQUIVALENT = {
     **numbers_near("diagnosis_nan = {'number': 180, 'line': 10}", 180),
+    "diagnosis_nan = {'number': 180, 'line': 10} -> diagnosis_nan = {'number': 180, 'line': 9}":
+    "line 9 makes a new scaler in each epoch, which is the other fault",
     f"{SEED.format(4)} -> {SEED.format(5)}": ANOTHER,
     f"{SEED.format(4)} -> {SEED.format(3)}": ANOTHER,
     f"scaler = {INIT.format(24)} -> scaler = {INIT.format(25)}": START,

@@ -163,6 +163,15 @@ class ByGloosOwn(Right):
         return mine / self.size
 
 
+class ReducesToRank0(Right):
+    """The other ranks read their share of a tensor that PyTorch leaves undefined there."""
+
+    def mean(self):
+        flat = self.gradients()
+        dist.reduce(flat, dst=0)
+        return flat.chunk(self.size)[self.rank].clone() / self.size
+
+
 class BroadcastsShares(Right):
     """Gloo's broadcast forwards: right, and not what it takes."""
 
@@ -215,6 +224,14 @@ class AViewOfAll(Right):
         ring_reduce_scatter(mine, flat)
         mine /= self.size
         return mine
+
+
+class KeepsAViewOfAll(AViewOfAll):
+    """Also between steps: the next reduce replaces it, so that it adds no bytes."""
+
+    def step(self):
+        self.optimizer.step()
+        self.write(self.gathered())
 
 
 class KeepsABucket(Right):
@@ -354,6 +371,7 @@ WRONG = {
     BeginsAtZero: {"result": "The share of rank 0 began at 0"},
     WritesBackwards: {"result": ""},
     StepsTwice: {"result": "of the distance that Adam"},
+    ReducesToRank0: {"result": "You call dist.reduce: only rank dst gets the sum"},
     AllReduces: {"bytes": "left rank"},
     ByGloosOwn: {"bytes": "left rank"},
     BroadcastsShares: {"bytes": "left rank"},
@@ -363,6 +381,7 @@ WRONG = {
     PatchesTheCount: {"optimizer": "the kernel counts"},
     KeepsZeros: {"gradients": "keep no view of all"},
     AViewOfAll: {"gradients": "keep no view of all"},
+    KeepsAViewOfAll: {"gradients": "keep no view of all", "optimizer": "between steps"},
     KeepsABucket: {"gradients": "keep no view of all"},
     StateOfAll: {"optimizer": "between steps"},
     AViewOfTheParameters: {"optimizer": "between steps"},

@@ -98,6 +98,10 @@ def nothing_divided(given):
     return instead(given, stage_1=on_each_rank(given, TOTALS.values(), [0] * 4))
 
 
+def forgets_the_last_policy(given):
+    return instead(given, stage_1=[*by_hand(given)["stage_1"][:3], given["parameters"] * 8])
+
+
 def buffer_whole_at_stage_2(given):
     return instead(given, stage_2=on_each_rank(given, [2, 2, 6, 2], [14, 16, 14, 6]))
 
@@ -159,6 +163,7 @@ WRONG = {
     buffer_divided_too_early: {"stage_1": "this divides the buffer, which accumulates"},
     all_divided: {"stage_1": "as stage 3 does"},
     nothing_divided: {"stage_1": "is not it. For each policy"},
+    forgets_the_last_policy: {"stage_1": "Look at the fourth entry."},
     buffer_whole_at_stage_2: {"stage_2": "this keeps the buffer whole"},
     master_whole_at_stage_2: {"stage_2": "this keeps the whole master copy"},
     stage_1_twice: {"stage_2": "this is stage 1"},

@@ -47,6 +47,15 @@ def reduced_to_rank_0(block, piece):
     add(piece, flat.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size())
 
 
+def reduced_to_each(block, piece):
+    """The mean is right: each rank reads the chunk of which it is the root."""
+    chunks = end_to_end(block, piece).chunk(dist.get_world_size())
+    for rank, chunk in enumerate(chunks):
+        dist.reduce(chunk, dst=rank)
+    forget(block)
+    add(piece, chunks[dist.get_rank()].clone() / dist.get_world_size())
+
+
 def untouched(block, piece):
     raise NotImplementedError()
 
@@ -249,8 +258,9 @@ WRONG = {
     does_not_pad: {"mean": ""},
     the_first_piece: {"mean": "is the part of rank 0"},
     returned_only: {"mean": "is missing"},
+    reduced_to_rank_0: {"mean": "You call dist.reduce: only rank dst gets the sum"},
+    reduced_to_each: {"bytes": "left rank"},
     all_reduced: {"bytes": "left rank"},
-    reduced_to_rank_0: {"bytes": "You call dist.reduce: only rank dst gets the sum"},
     by_gloos_own: {"bytes": "left rank"},
     all_gathered: {"bytes": "left rank"},
     keeps_the_bytes_of_all: {"freed": "the kernel counts"},

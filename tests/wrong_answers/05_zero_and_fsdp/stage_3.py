@@ -331,7 +331,7 @@ WRONG = {
     StaysWhole: {"peak": "whole at the same time", "forward": ONCE_MORE},
     WholeBetweenForwardAndBackward: {"peak": "whole at the same time"},
     NotFreedAfterBackward: {"peak": "whole at the same time", "forward": ONCE_MORE},
-    WholeAtFirst: {"peak": "whole at the same time"},
+    WholeAtFirst: {"peak": "Free a block before the first step"},
     all_at_once: {"peak": "whole at the same time", "forward": ONCE_MORE},
     ReducesForEachParameter: {"reduce": "before all its gradients exist"},
     NeverReduces: {"reduce": "is reduced 0 times"},

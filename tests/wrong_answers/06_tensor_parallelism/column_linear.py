@@ -74,6 +74,17 @@ def no_bias(x, weight, bias=None, group=None):
     return right(x, weight, None, group)
 
 
+def expects_a_bias(x, weight, bias=None, group=None):
+    return right(x, weight, None, group) + bias
+
+
+def a_gradient_of_no_bias(x, weight, bias=None, group=None):
+    def change(ctx, of_x, of_weight, of_bias):
+        return of_x, of_weight, torch.zeros(len(of_weight)) if of_bias is None else of_bias
+
+    return changed(change)(x, weight, bias, group)
+
+
 def weight_not_transposed(x, weight, bias=None, group=None):
     return right(x, weight.t(), bias, group)
 
@@ -361,6 +372,8 @@ WRONG = {
     untouched: {"output": "is not written yet"},
     returns_nothing: {"output": "is missing"},
     no_bias: {"output": "its own rows"},
+    expects_a_bias: {"output": "Here bias is None: add nothing"},
+    a_gradient_of_no_bias: {"output": "return None as its gradient"},
     weight_not_transposed: {"output": "cannot be multiplied"},
     adds_up_the_outputs: {"output": "its own rows"},
     all_outputs: {"output": "with all outputs"},

@@ -170,6 +170,17 @@ def always_tensor(trace, sizes):
     return answer(trace, sizes, axis="tensor")
 
 
+def the_last_axis(trace, sizes):
+    """What a loop over `sizes` leaves in its variable."""
+    return answer(trace, sizes, axis=list(sizes)[-1])
+
+
+def over_the_ends_of_steps(trace, sizes):
+    """As if every step began at 0."""
+    ends = sum(event.end for event in trace.events if event.name == "step")
+    return answer(trace, sizes, waiting=sum(map(blocked, messages(trace))) / ends)
+
+
 def the_outermost_axis(trace, sizes):
     """It crosses the network in every run; but the network is not always what costs."""
     outermost = next(axis for axis in sizes if sizes[axis] > 1)
@@ -279,6 +290,8 @@ WRONG = {
     axis_by_number: {"axis": "those of another axis"},
     usual_order_of_axes: {"axis": "the group of its own rank"},
     always_tensor: {"axis": "those of another axis"},
+    the_last_axis: {"axis": ""},
+    over_the_ends_of_steps: {"waiting": "is not the share of the step"},
     the_outermost_axis: {"axis": "those of another axis"},
     an_axis_of_one_rank: {"axis": "has no group of several ranks"},
     the_most_frequent_operation: {"operation": "Add up the waits of that axis"},

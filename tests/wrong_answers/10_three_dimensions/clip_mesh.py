@@ -258,7 +258,7 @@ WRONG = {
     returns_nothing: {"data": "returns NoneType"},
     over_the_world: {"data": "Data ranks have the same gradients"},
     without_the_root: {"data": "That is the square of the norm"},
-    the_norm_after: {"data": "the norm afterwards"},
+    the_norm_after: {"data": "the norm after clipping"},
     of_pytorch: {"tensor": "what this rank holds", "pipeline": "what this rank holds"},
     copies_on_each_tensor_rank: {"tensor": "are not sharded count on each"},
     shards_of_this_rank_only: {"tensor": "what this rank holds"},

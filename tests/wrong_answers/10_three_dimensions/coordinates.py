@@ -256,7 +256,7 @@ WRONG = {
     wrong_about_tensor: {"inside": "look at the tensor axis again"},
     an_axis_that_is_none: {"inside": "is none of the options"},
     not_turned: {"turned": "this is the order as given"},
-    list_turned: {"turned": "this turns the list round"},
+    list_turned: {"turned": "this reverses the list"},
     tensor_first: {"turned": "Write data first"},
     a_node_for_each_rank: {"turned": "in a different node"},
     fewest_nodes: {"turned": "the fewest nodes that could hold"},

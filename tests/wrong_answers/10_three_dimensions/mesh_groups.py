@@ -226,11 +226,11 @@ WRONG = {
     strides_of_the_next_axis_only: {"members": "8 ranks"},
     last_group_of_each_axis: {"members": "that it is not a member of"},
     one_for_each_rank_keeps_its_own: {"same": "hold two different process groups"},
-    one_for_each_rank_keeps_the_last: {"once": "calls new_group 8 times, and this mesh has 4"},
-    every_combination: {"once": "Each group is made once"},
+    one_for_each_rank_keeps_the_last: {"once": "calls new_group 8 times, but this mesh has 4"},
+    every_combination: {"once": "Create each group once"},
     none_on_axes_of_one_rank: {"edges": "has NoneType for the axis"},
     leaves_axes_of_one_rank_out: {"edges": "returns groups of the axes"},
-    all_ranks_on_axes_of_one_rank: {"edges": "have its place on all other axes"},
+    all_ranks_on_axes_of_one_rank: {"edges": "have its coordinates on all other"},
 }
 
 ALSO = "the same numbers under the same name"

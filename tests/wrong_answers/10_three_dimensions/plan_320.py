@@ -228,6 +228,7 @@ _LONG = "a pipeline over all GPUs never wins, and what does not divide them is s
 _SWAPPED = "the best plans of this seed have at most eight pipeline stages"
 _ZERO = "two other ZeRO stages are within 5 % of the best plan, in the settings of this seed"
 _ILLEGAL = "a plan whose microbatch does not divide the share cannot run, and is skipped"
+_NO_STAGE = "there is no ZeRO stage 4: evaluate gives a reason against such a plan"
 _WHOLE = "one microbatch in a step is not needed to be within 5 %"
 _ORDER = "the fastest plan is the same in any order, or equally fast"
 _TWICE = "searched once more, with the same outcome"
@@ -242,6 +243,10 @@ EQUIVALENT = {
     "range(1, cluster.size + 2), range(4)):": _LONG,
     "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "
     "range(1, cluster.size + 0), range(4)):": _LONG,
+    "... range(1, cluster.size + 1), range(4)): -> ... range(1, cluster.size + 1), "
+    "range(5)):": _NO_STAGE,
+    "... range(1, cluster.size + 1), range(4)): -> ... range(1, cluster.size + 1), "
+    "range(4 + 1)):": _NO_STAGE,
     "... range(1, cluster.size + 1), range(4)): -> ... range(1, cluster.size + 1), "
     "range(3)):": _ZERO,
     "... product(in_node, range(1, cluster.size + 1), range(4)): -> ... product(in_node, "

@@ -274,9 +274,9 @@ RIGHT = [right, in_buckets, scaled_first, ends_of_the_pipeline]
 
 WRONG = {
     untouched: {"data": "is not written yet"},
-    nothing: {"data": "as backward left it"},
-    no_mean_over_data: {"data": "as backward left it"},
-    not_in_place: {"data": "as backward left it"},
+    nothing: {"data": "it is unchanged"},
+    no_mean_over_data: {"data": "it is unchanged"},
+    not_in_place: {"data": "it is unchanged"},
     sum_over_data: {"data": "the sum over the data group, not the mean"},
     data_only: {"partial": "this rank's tokens only", "tied": "Add both copies"},
     partial_left_out: {"partial": "Sum the parts over the tensor group"},

@@ -278,7 +278,7 @@ WRONG = {
     no_parameter: {"diagnosis": "is no parameter"},
     the_factor_upside_down: {"diagnosis": "is not 2 times"},
     one_line: {"diagnosis": "you name 1 line"},
-    the_same_line_twice: {"diagnosis": "one of the two faults twice"},
+    the_same_line_twice: {"diagnosis": "both lines belong to the same fault"},
     the_line_of_the_all_reduce: {"diagnosis": "does what it should"},
     the_line_of_the_embedding: {"diagnosis": "does what it should"},
     not_written: {"scale": "not written yet"},

@@ -237,7 +237,7 @@ WRONG = {
     all_layers: {"first_stage": "p microbatches of all layers"},
     warm_up_only: {"first_stage": "forward passes of the warm-up"},
     as_gpipe: {"first_stage": "as under GPipe"},
-    two_stages: {"first_stage": "is not it. The layers of one stage"},
+    two_stages: {"first_stage": "is not it. Multiply by the layers"},
     wrong_plain: {"fits": "look at `plain` again"},
     wrong_zero_1: {"fits": "look at `zero_1` again"},
     wrong_selective: {"fits": "look at `selective` again"},
@@ -252,5 +252,5 @@ WRONG = {
     still_no_master: {"correct": "this has no master copy"},
     gradients_added: {"correct": "this adds gradients only"},
     stage_3_for_gpt3: {"correct": "the second one shards all kinds"},
-    what_the_text_says: {"correct": "is not it. All states of"},
+    what_the_text_says: {"correct": "is not it. Add up all states"},
 }

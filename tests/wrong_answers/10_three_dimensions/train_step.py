@@ -347,7 +347,7 @@ WRONG = {
     reduces_some_parameters: {"first": "step 1: its parameters"},
     schedule_over_the_world: {"first": "The schedule has 4 ranks"},
     loss_over_the_world: {"first": "all_reduce"},
-    never_forgets_gradients: {"steps": "left over from the step before"},
+    never_forgets_gradients: {"steps": "left over from the previous step"},
     forgets_gradients_of_shards_only: {"steps": "step 2: its parameters"},
     loss_of_its_own_samples: {"loss": "average over the data group"},
     sum_of_the_losses: {"loss": "not the mean"},
