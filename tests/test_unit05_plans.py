@@ -119,7 +119,7 @@ def test_every_plan_comes_as_far_as_it_should(seed: int) -> None:
         best = best_of(model)
         for row in model.rows():
             fits, little = row.total <= model.card, row.sent <= best.sent
-            steps = [True, fits, little, row.twice <= best.twice]
+            steps = [True, fits, little, row.recomputation <= best.recomputation]
             passed = steps.index(False) if False in steps else 4
             assert statuses(model, as_dict(row.plan)).count("ok") == passed
 
@@ -166,8 +166,8 @@ RULES: dict[str, Callable[[Model, Row], bool]] = {
     "stage 3": lambda model, row: row.plan.stage == 3,
     "all ranks": lambda model, row: row.plan.ranks == model.ranks()[-1],
     "fewest ranks": lambda model, row: row.plan.ranks == model.ranks()[0],
-    "nothing twice": lambda model, row: row.twice == 0,
-    "all twice": lambda model, row: row.twice == 2,
+    "nothing twice": lambda model, row: row.recomputation == 0,
+    "all twice": lambda model, row: row.recomputation == 2,
     "mixed": lambda model, row: row.plan.policy == "mixed",
 }
 

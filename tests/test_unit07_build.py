@@ -143,7 +143,7 @@ def test_a_course_that_is_not_the_lists() -> None:
                    "naive", (1,) * 4, 3, "turns")  # fmt: skip
 
     def lost(log: str, graphs: list[int]) -> list[str]:
-        return [name for name, _ in case._course([Noted({"log": log, "graphs": graphs})])]
+        return [name for name, _ in case._order_faults([Noted({"log": log, "graphs": graphs})])]
 
     assert lost("FBFBFBFB", [0, 0, 0, 0]) == []
     assert lost("FBFBFBFB", [0, 1, 1, 1]) == []  # a local name of the last microbatch

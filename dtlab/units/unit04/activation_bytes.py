@@ -1,6 +1,6 @@
 """04/activation_bytes: the bytes that a transformer layer keeps for its backward pass.
 
-Bytes per layer are s b h (34 + 5 a s / h) in 16 bits, with dropout, attention matrices kept
+A layer keeps s b h (34 + 5 a s / h) bytes in 16 bits, with dropout and its attention matrices
 (Korthikanti et al. 2022, "Reducing activation recomputation", equation 1).
 """
 
@@ -42,7 +42,7 @@ _QUESTIONS = asked(
             "34 * sbh": "this leaves out the attention matrices, s x s for each head.",
             "(34 + matrices) * sbh": "this counts the elements of one attention matrix in "
             "each head. How many bytes are kept for each element?",
-            "2 * layer": "the formula counts bytes: 2 for each element are in it already.",
+            "2 * layer": "the formula counts bytes: 2 for each element are included already.",
         },
         unit="MB",
     ),
@@ -94,14 +94,14 @@ _QUESTIONS = asked(
         {
             "2 * sbh": "this is one layer. The input of every layer is kept.",
             "answer / 2": "this counts elements. Each element has 2 bytes.",
-            "answer * 17": "this is selective recomputation. Full keeps only inputs.",
+            "answer * 17": "this is selective recomputation. A full one keeps only inputs.",
             "answer + layer": "this adds the layer that is recomputed, which was not kept.",
         },
         unit="MB",
     ),
     choice(
         "most",
-        "which one of these saves the most bytes of `layer`",
+        "which of these saves the most bytes of `layer`",
         {
             "no_dropout": "training without dropout",
             "fused": "fused attention",

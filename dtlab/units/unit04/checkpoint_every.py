@@ -30,7 +30,7 @@ STEPS = 2
 
 @dataclass(frozen=True)
 class Spanning(Faulty):
-    """Calls `fn(layers, k, x, checkpoint)` with linear layers between these sizes."""
+    """Calls `fn(layers, k, x, checkpoint)` with linear layers of these `sizes`."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
@@ -87,10 +87,10 @@ class Spanning(Faulty):
             spans = step["spans"]
             before = [span for span in spans if span != last or self.topic == "edges"]
             if before != groups:
-                expected = f" is one over each of {_in_words(groups)}" if groups else ": none"
+                expected = f"one over each of {_in_words(groups)}" if groups else "none"
                 yield (
                     "groups" if self.topic == "equal" else "edges",
-                    f"checkpoints are over the layers {_in_words(before)}; expected{expected}.",
+                    f"checkpoints cover the layers {_in_words(before)}; expected: {expected}.",
                 )
             if self.topic == "edges":
                 continue
@@ -108,7 +108,7 @@ class Spanning(Faulty):
                     yield "runs", f"{runs}, and {enough} is enough: {_ENOUGH}"
 
 
-_CHANGED = "the list of layers has changed afterwards: leave it as it is."
+_CHANGED = "your function changes the list of layers: leave it as it is."
 _ARGUMENT = (
     "The function runs again in backward. By then a loop variable has its last value. If the "
     "function needs the variable, pass it as an argument."
@@ -128,7 +128,7 @@ def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
     if step["output"].shape != right["output"].shape:
         return f"the output has the shape {list(step['output'].shape)}."
     if not close(step["output"], right["output"]):
-        return "the output is not that of the layers, one after another."
+        return "the output is not that of the layers applied in order."
     pairs = zip(step["gradients"], right["gradients"], strict=True)
     for number, (got, wanted) in enumerate(pairs):
         of = f"layer {(number - 1) // 2}" if number else "x"
@@ -168,7 +168,7 @@ def _train(
                 open_spans[-1].append(self.number)
             return torch.nn.functional.dropout(torch.tanh(super().forward(x)), 0.25)
 
-    def noting(fn: Callable[..., Any], *args: Any) -> Any:
+    def recording_checkpoint(fn: Callable[..., Any], *args: Any) -> Any:
         open_spans.append([])
         try:
             return checkpoint(fn, *args)
@@ -187,13 +187,13 @@ def _train(
             saved = Saved([*parameters, x])
             spans.clear()
             runs[:] = [0] * len(runs)
-            handed = list(layers)
+            passed = list(layers)
             with saved.hooks():
-                output = fn(handed, k, x, noting)
+                output = fn(passed, k, x, recording_checkpoint)
             record: dict[str, Any] = {
                 "output": output.detach().clone(),
                 "spans": list(spans),
-                "changed": handed != layers,
+                "changed": passed != layers,
             }
             loss = (output * weights_of(output)).sum()
             del output
@@ -206,11 +206,11 @@ def _train(
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials with k that divides the layers or not; with one group, one layer, and k of 1."""
+    """Trials in which k divides the number of layers or not, with one group, one layer, k = 1."""
     draw = random.Random(seed)
 
     def case(topic: str, count: int, k: int) -> Spanning:
-        # Inner layers have one shape, so that swapped layers are noticed only by their results.
+        # All inner layers have one shape, so that only the results show swapped layers.
         sizes = (draw.randint(3, 5), *[draw.randint(6, 9)] * (count - 1), draw.randint(3, 5))
         return Spanning(draw.randrange(10**6), sizes, draw.randint(3, 6), k, topic)
 
@@ -242,7 +242,7 @@ PART = Part(
             rule("runs", 1, "layers under a checkpoint run twice, all others once", *_BEFORE),
             rule("edges", 1, "right for one group, and for single layers", *_BEFORE),
         ),
-        compiles=True,  # PyTorch's own checkpoint imports the compiler: this refuses it at once
+        compiles=True,  # PyTorch's own checkpoint, which is refused, imports the compiler
     ),
     reference="dtlab.training.activation.checkpoint_every",
 )

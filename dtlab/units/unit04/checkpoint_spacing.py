@@ -1,6 +1,6 @@
 """04/checkpoint_spacing: the memory and the recomputation of evenly spaced checkpoints.
 
-Of n layers every k-th input is kept; a segment of k layers runs forward again before it runs
+The input of every k-th layer is kept; a segment of k layers runs forward again before it runs
 backward (Chen et al. 2016, "Training deep nets with sublinear memory cost").
 """
 
@@ -13,7 +13,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, number
 
-_MODELS = (  # layers, and what a layer keeps in multiples of its input: the best k is whole
+_MODELS = (  # layers, and bytes kept as a multiple of the input: the best k is an integer
     (36, 4), (48, 3), (54, 6), (64, 4), (72, 2), (75, 3), (80, 5), (96, 6), (100, 4),
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ def _draw(draw: Random) -> Values:
 _QUESTIONS = asked(
     _draw,
     [
-        ("layers", "{layers}, all alike"),
+        ("layers", "{layers}, all equal"),
         ("input of a layer", "{input} MB"),
         ("what a layer keeps for its backward pass", "{kept} MB, its input included"),
         ("a step without checkpoints, measured", "{before} ms"),
@@ -64,7 +64,7 @@ _QUESTIONS = asked(
             "sqrt(layers)": "this is right if a layer keeps no more than its input.",
             "layers / best": "this is the number of segments at the lowest peak.",
             "1": "this keeps every input. Fewer checkpoints with longer segments need less.",
-            "layers * input / kept": "what about the root of it?",
+            "layers * input / kept": "is a square root missing?",
         },
         unit="layers",
         exact=True,
@@ -86,11 +86,11 @@ _QUESTIONS = asked(
     ),
     number(
         "flops",
-        "how many more FLOPs a step takes, if a backward pass takes twice those of a forward pass",
+        "how many more FLOPs a step takes, if backward takes twice as many as forward",
         "100 / 3",
         "Count in forward passes: how many make a step without checkpoints, and one with them?",
         {
-            "25": "this is the part of the longer step. Compare with the shorter one.",
+            "25": "this is the share of the longer step. Compare with the shorter one.",
             "50": "this compares with the backward pass alone.",
             "100": "the forward pass runs twice, the backward pass once.",
         },
@@ -100,11 +100,11 @@ _QUESTIONS = asked(
         "throughput",
         "by the measured times, how much of the throughput, in samples per second, is lost",
         "100 * (1 - before / after)",
-        "The same samples take longer. How many are done in a second, before and after?",
+        "The same samples take longer. How many are processed in 1 s, before and after?",
         {
             "100 * (after / before - 1)": "a step takes this much longer. What is done in 1 s?",
-            "25": "this follows from FLOPs. What do the measured times say?",
-            "100 * before / after": "this is what is left.",
+            "25": "this follows from FLOPs. What follows from the times?",
+            "100 * before / after": "this is the share that is left.",
         },
         unit="%",
     ),
@@ -115,4 +115,4 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("04/checkpoint_spacing", 1, "Where checkpoints go", 5, 3, _QUESTIONS)
+PART = Part("04/checkpoint_spacing", 1, "Where to place checkpoints", 5, 3, _QUESTIONS)

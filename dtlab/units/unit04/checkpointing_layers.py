@@ -22,14 +22,14 @@ Apply = Callable[..., Tensor]
 class Gated(nn.Module):
     """Two linear layers; other inputs scale, mask or index the rows of the tensor between them.
 
-    `runs` counts the forward passes; `alive` counts the tensors of these that still exist.
+    `runs` counts the forward passes; `alive` counts their tensors that still exist.
     """
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(width, hidden), nn.Linear(hidden, width)
         self.runs = 0
-        self._made: list[weakref.ref[Any]] = []
+        self._storages: list[weakref.ref[Any]] = []
 
     def forward(self, x: Tensor, *others: Tensor) -> Tensor:
         """Map [n, width] to [n, width], or to a row for each index if `others` has indices."""
@@ -41,23 +41,23 @@ class Gated(nn.Module):
         return self._note(torch.sigmoid(self._note(self.second(hidden))))
 
     def _note(self, tensor: Tensor) -> Tensor:
-        self._made.append(weakref.ref(tensor.untyped_storage()))
+        self._storages.append(weakref.ref(tensor.untyped_storage()))
         return tensor
 
     @property
     def alive(self) -> int:
         """How many of the tensors that the layer created are still in memory."""
-        return sum(each() is not None for each in self._made)
+        return sum(storage() is not None for storage in self._storages)
 
 
 class Saved:
-    """The bytes that autograd saves in a forward pass, without the storages of the tensors `but`.
+    """The bytes that autograd saves in a forward pass, without the storages of `excluded`.
 
     A storage that is saved several times counts once.
     """
 
-    def __init__(self, but: Sequence[Tensor]) -> None:
-        self._but = {tensor.untyped_storage().data_ptr() for tensor in but}
+    def __init__(self, excluded: Sequence[Tensor]) -> None:
+        self._excluded = {tensor.untyped_storage().data_ptr() for tensor in excluded}
         self._kept: list[weakref.ref[Any]] = []
 
     def hooks(self) -> saved_tensors_hooks:
@@ -73,10 +73,10 @@ class Saved:
     @property
     def bytes(self) -> int:
         """The bytes that are still saved."""
-        holders = [holder for each in self._kept if (holder := each()) is not None]
+        holders = [holder for kept in self._kept if (holder := kept()) is not None]
         storages = [holder.tensor.untyped_storage() for holder in holders]
         sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-        return sum(size for place, size in sizes.items() if place not in self._but)
+        return sum(size for pointer, size in sizes.items() if pointer not in self._excluded)
 
 
 class _Holder:
@@ -107,7 +107,7 @@ def _inputs(given: dict[str, Any]) -> list[Tensor]:
 
 
 def put_before(tensors: Sequence[Tensor | None], seed: int) -> list[Tensor | None]:
-    """The content of `.grad` of each tensor before backward: numbers or None, in turn."""
+    """What `.grad` of each tensor holds before backward: alternately None and numbers."""
     return [
         None
         if tensor is None or place % 2 == 0
@@ -129,7 +129,7 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
     for tensor, old in zip(trained, put_before(trained, seed), strict=True):
         tensor.grad = old if tensor.requires_grad else None
     saved = Saved(trained)
-    # Under hooks autograd does not notice changes in place, so use them only if memory is judged.
+    # With hooks autograd does not detect changes in place, so use them only if memory is judged.
     with saved.hooks() if topic == "result" else nullcontext():
         x = before(inputs[0]).tanh() if topic == "chain" else inputs[0] * 1
         output = apply(layers[0], x, *inputs[1:])
@@ -142,11 +142,11 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
             gc.collect()  # a reference cycle may keep tensors alive: that is not judged
         alive = sum(layer.alive for layer in layers)
         return record | {"alive": alive, "saved": saved.bytes - x.nbytes}
-    ran = layers[0].runs
+    runs_in_forward = layers[0].runs
     raised = _backward(loss, x if topic == "changed" else None)
     return record | {
         "gradients": [None if tensor.grad is None else tensor.grad.clone() for tensor in trained],
-        "runs": [ran, layers[0].runs - ran],
+        "runs": [runs_in_forward, layers[0].runs - runs_in_forward],
         "raised": raised,
     }
 

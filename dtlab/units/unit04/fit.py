@@ -1,11 +1,11 @@
 """04/fit: fit a model into a memory limit with the least recomputation.
 
-A rank calls `fit(layers, limit)` for several models. A real step of the course (`fit_training`)
-then carries out each plan, and its peak and operations are judged.
+A rank calls `fit(layers, limit)` for several models. The check then runs a real training step
+(`fit_training`) with each plan, and judges its peak and its operations.
 
     layer           0         1         2          under a checkpoint: 1
     backward is     at 2:     kept 0 + input 1 + peak 2
-    at 1:           kept 0 + peak 1                 it was recomputed, and is whole
+    at 1:           kept 0 + peak 1                 it has been recomputed in full
     at 0:           peak 0
 
 A layer is Linear(width, hidden), some GELUs, Linear(hidden, next width).
@@ -33,15 +33,15 @@ __all__ = ["MARGIN", "PART", "Layer", "Model", "Plan", "draw_model", "rules_of_t
 Array = np.ndarray[Any, Any]
 Plan = tuple[int, ...]  # the layers under a checkpoint, by their numbers
 
-MARGIN = 1.01  # of the least work: the next plan that fits costs more
-_NEXT = 1.015  # of the least work: a model is drawn again unless the next plan costs more
-_NEAR = 1.5  # of the least work: careful rules of thumb are within it
+MARGIN = 1.01  # times the least work: the next plan that fits takes more
+_NEXT = 1.015  # times the least work: models whose next plan takes less are drawn again
+_NEAR = 1.5  # times the least work: careful rules of thumb stay below it
 _SCALARS = 64  # bytes: the loss and other scalars, which no table lists
 _LIMIT = 20.0  # seconds: trying all plans of twelve layers takes a second in plain Python
 
 
 class Layer(NamedTuple):
-    """Sizes of a layer: of its input, of its hidden tensors, the number of GELUs, its output."""
+    """A layer: sizes of its input and hidden tensors, number of GELUs, size of its output."""
 
     width: int
     hidden: int
@@ -64,11 +64,11 @@ class Model:
             {
                 "input": 4 * self.rows * layer.width,
                 "kept": 4 * self.rows * (layer.width + (layer.gelus + 1) * layer.hidden),
-                # Besides the kept bytes: the gradients of the output and of hidden tensors.
+                # Besides the kept bytes: the gradients of the output and of a hidden tensor.
                 "peak": 4
                 * self.rows
                 * (layer.width + (layer.gelus + 2) * layer.hidden + layer.out),
-                "work": 2 * self.rows * layer.width * layer.hidden,  # without the last product
+                "work": 2 * self.rows * layer.width * layer.hidden,  # without the last matmul
             }
             for layer in self.layers
         ]
@@ -77,7 +77,7 @@ class Model:
         """The bytes in memory while backward is at each layer."""
         kept = [row["input" if n in plan else "kept"] for n, row in enumerate(self.table)]
         before = accumulate(kept, initial=0)
-        return [there + row["peak"] for there, row in zip(before, self.table, strict=False)]
+        return [earlier + row["peak"] for earlier, row in zip(before, self.table, strict=False)]
 
     def peak(self, plan: Plan) -> int:
         """The largest of `peaks`, in bytes."""
@@ -93,7 +93,7 @@ class Model:
 
     @cached_property
     def every(self) -> tuple[Array, Array, Array]:
-        """All plans: layers as 0 or 1, and bytes kept, both [plans, layers]; work [plans]."""
+        """For all plans: chosen layers (0 or 1) and bytes kept, [plans, layers]; work, [plans]."""
         count = len(self.layers)
         chosen = (np.arange(1 << count)[:, None] >> np.arange(count)) & 1
         column = {name: np.array([row[name] for row in self.table]) for name in self.table[0]}
@@ -122,7 +122,7 @@ class Model:
 
 
 def rules_of_thumb(model: Model) -> dict[str, Plan | None]:
-    """The plans of simple rules, by name; None if a rule finds none. No rule finds the best."""
+    """The plans of simple rules, by name; None if a rule finds no plan that fits."""
     table, layers = model.table, range(len(model.layers))
     saved = [row["kept"] - row["input"] for row in table]
     orders: dict[str, Callable[[int], float]] = {
@@ -138,7 +138,7 @@ def rules_of_thumb(model: Model) -> dict[str, Plan | None]:
         candidates = (tuple(sorted(order[:count])) for count in range(len(order) + 1))
         plan = next(filter(model.fits, candidates), None)
         plans[name] = plan
-        plans[f"{name}, then what is not needed out"] = plan and _thinned(model, plan)
+        plans[f"{name}, then thinned out"] = plan and _thinned(model, plan)
     at_once = model.every[1].sum(axis=1) + max(row["peak"] for row in table)
     plans["as if all peaked at once"] = model.cheapest(at_once <= model.limit)
     return plans
@@ -160,7 +160,7 @@ def draw_model(draw: random.Random, count: int, exact: bool = False) -> Model:
     """
     for _ in range(1000):
         model = _drawn(draw, count)
-        # Between the least memory that it can need and what it needs without checkpoints.
+        # The limit lies between the lowest possible peak and the peak without checkpoints.
         least, most = model.peak(tuple(range(count))), model.peak(())
         model = replace(model, limit=int(least + draw.uniform(0.3, 0.7) * (most - least)))
         if exact:
@@ -212,13 +212,13 @@ class Fitting(Faulty):
         return {"plan": plan}
 
     def opened(self, result: Any) -> Noted:
-        """Puts into `wrong` why this is not a valid plan; then no step is run."""
+        """Explains in `wrong` why a plan is not valid; no step runs with such a plan."""
         plan, count = result["plan"], len(self.model.layers)
         wrong = f"returns {plan[:40]}" if isinstance(plan, str) else ""
         if plan is not None and not wrong:
-            odd = [item for item in plan if not isinstance(item, int) or not 0 <= item < count]
-            if odd:
-                wrong = f"has {odd[0]} in its plan, but layers are numbered 0 to {count - 1}"
+            invalid = [item for item in plan if not isinstance(item, int) or not 0 <= item < count]
+            if invalid:
+                wrong = f"has {invalid[0]} in its plan, but layers are numbered 0 to {count - 1}"
             elif len(set(plan)) < len(plan):
                 wrong = "has a layer in its plan twice"
         return Noted({"plan": plan, "wrong": wrong})
@@ -229,7 +229,7 @@ class Fitting(Faulty):
             yield "fits", f"fit {wrong}. Return a list of layers by their numbers: [0, 3]."
             yield "form", wrong
         elif self.kind == "fit" and plan is None:
-            yield "fits", "returns None, but there is a plan that fits."
+            yield "fits", "fit returns None, but there is a plan that fits."
         elif self.kind != "fit" and plan != _EDGES[self.kind][1]:
             why, right = _EDGES[self.kind]
             yield "edges", f"{why}, but fit returns {plan}, not {right}."
@@ -237,7 +237,7 @@ class Fitting(Faulty):
 
 @dataclass(frozen=True)
 class Step(Faulty):
-    """Runs a real step by a plan, on a rank of the course."""
+    """Runs a real training step with a plan."""
 
     model: Model
     plan: Plan
@@ -280,13 +280,13 @@ class Step(Faulty):
 
 
 _EDGES: dict[str, tuple[str, list[int] | None]] = {
-    "free": ("the model fits to the byte without a checkpoint", []),
+    "free": ("the model fits exactly without a checkpoint", []),
     "never": ("even with all layers under checkpoints it needs one byte too many", None),
 }
 _WHOLE = "While backward is at a layer, all its tensors are in memory, with or without checkpoint."
 _ADVICE = {
     "near": "Which layers are cheap to run again, for the memory they keep? Which do not help?",
-    "least": "No order of the layers finds it. How many plans are there in all?",
+    "least": "Sorting the layers does not find it. How many plans are there in all?",
 }
 
 
@@ -297,7 +297,7 @@ def _measure(*given: Any) -> Any:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Four models, one without a byte to spare; one without checkpoints; one that never fits."""
+    """Four models, one without a byte to spare; one that needs no checkpoint; one too large."""
     draw = random.Random(seed)
     models = [draw_model(draw, count) for count in (8, 10, 12)]
     models.append(draw_model(draw, 10, exact=True))
@@ -311,10 +311,10 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, cases, limit=_LIMIT)]
 
 
-def _steps(seen: Sequence[Observation]) -> list[tuple[Trial, Callable[..., Any]]]:
+def _steps(observations: Sequence[Observation]) -> list[tuple[Trial, Callable[..., Any]]]:
     """The trial that runs a real step for each valid plan of the four models."""
-    cases = []
-    for case, (noted, *_) in zip(seen[0].trial.cases, seen[0].results, strict=False):
+    first, cases = observations[0], []
+    for case, (noted, *_) in zip(first.trial.cases, first.results, strict=False):
         assert isinstance(case, Fitting)
         if case.kind == "fit" and noted["plan"] is not None and not noted["wrong"]:
             cases.append(Step(case.model, tuple(sorted(noted["plan"]))))

@@ -24,7 +24,7 @@ def build(sizes: Sequence[Sequence[int]]) -> list[nn.Sequential]:
 
 
 def step(layers: Sequence[nn.Module], plan: Collection[int], rows: int) -> Tensor:
-    """A forward pass with these layers under a checkpoint each; a loss for each output."""
+    """Runs a forward pass with a checkpoint over each layer of `plan`; a loss per output."""
     x = torch.ones(rows, layers[0][0].in_features)  # type: ignore[index]
     for number, layer in enumerate(layers):
         x = checkpoint(layer, x) if number in plan else layer(x)
@@ -32,18 +32,18 @@ def step(layers: Sequence[nn.Module], plan: Collection[int], rows: int) -> Tenso
 
 
 def measure(sizes: Sequence[Sequence[int]], plan: Collection[int], rows: int) -> dict[str, Any]:
-    """Bytes at the peak of a real step, and operations of what is run again in backward."""
+    """Measures the peak bytes of a real step, and the operations that backward runs again."""
     layers = build(sizes)
     operations = 0
 
-    def ran(linear: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def count(linear: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal operations
         operations += 2 * inputs[0].numel() * output.shape[-1]
 
     for layer in layers:
         for part in layer:
             if isinstance(part, nn.Linear):
-                part.register_forward_hook(ran)
+                part.register_forward_hook(count)
     peak = peak_bytes(step, layers, set(plan), rows)
     once = sum(2 * rows * hidden * (width + out) for width, hidden, _, out in sizes)
     return {"peak": peak, "work": operations - once}

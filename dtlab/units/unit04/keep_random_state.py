@@ -1,4 +1,4 @@
-"""04/keep_random_state: a second run draws the numbers of the first, and changes no others.
+"""04/keep_random_state: a second run draws the numbers of the first, and changes no later draws.
 
 first   more   again   after           with a second run ("again")
 first   more           after           expected: the program's own numbers do not change
@@ -23,7 +23,7 @@ Numbers = list[list[float]]  # of PyTorch's default generator, and of each gener
 
 @dataclass(frozen=True)
 class Drawing(Faulty):
-    """Calls `fn(*generators)`, draws, and draws in `runs` second runs; the last may raise."""
+    """Calls `fn(*generators)`; draws in a first run and `runs` second runs; the last may raise."""
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
@@ -73,7 +73,7 @@ class Drawing(Faulty):
                 yield "after", f"after the second run the program draws other numbers. {why}"
             return
         if not record["through"]:
-            yield self.topic, "the error does not come through: do not suppress it."
+            yield self.topic, "the error does not reach the caller: do not suppress it."
         advice = _ADVICE[self.topic]
         for number in range(self.runs):
             run = f"run {number + 2}"
@@ -104,7 +104,7 @@ class _Stop(Exception):
 
 
 def _draw(fn: Callable[..., Any] | None, given: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of the first run, those after it, and those of and after each second run.
+    """The numbers of the first run, those after it, and those in and after each second run.
 
     It runs on every rank, and in the judge's process with `fn` None, without second runs.
     `through` says whether the error of the last run propagated, if that run fails.
@@ -114,14 +114,14 @@ def _draw(fn: Callable[..., Any] | None, given: dict[str, Any]) -> dict[str, Any
     seed, runs = given["seed"], given["runs"]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        own = [torch.Generator().manual_seed(seed + 1 + n) for n in range(given["generators"])]
+        extra = [torch.Generator().manual_seed(seed + 1 + n) for n in range(given["generators"])]
 
         def draw(count: int) -> Numbers:
-            drawn = [torch.rand(count), *(torch.rand(count, generator=each) for each in own)]
+            drawn = [torch.rand(count), *(torch.rand(count, generator=each) for each in extra)]
             return [numbers.tolist() for numbers in drawn]
 
-        draw(3)  # the program has drawn some numbers before
-        again: Any = fn(*own) if fn is not None else None
+        draw(3)  # a program draws some numbers before
+        again: Any = fn(*extra) if fn is not None else None
         first, more = draw(4), draw(2)
         second, after, through = [], [], not given["fails"]
         for number in range(runs):
@@ -166,10 +166,10 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("same", 1, "the second run draws the numbers of the first"),
-            rule("after", 1, "the program's other numbers are as without a second run", "same"),
-            rule("generators", 1, "the same for generators that it is given", *_FIRST),
-            rule("often", 1, "there may be several second runs", *_FIRST),
-            rule("error", 1, "an exception propagates, and later numbers are right", *_FIRST),
+            rule("after", 1, "the program's later draws are those without a second run", "same"),
+            rule("generators", 1, "the same for generators passed in", *_FIRST),
+            rule("often", 1, "right for several second runs", *_FIRST),
+            rule("error", 1, "an error reaches the caller, and the state is restored", *_FIRST),
         ),
     ),
     reference="dtlab.training.activation.Surroundings",

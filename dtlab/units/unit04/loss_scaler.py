@@ -1,8 +1,8 @@
 """04/loss_scaler: a class that scales, unscales, skips and updates like PyTorch's GradScaler.
 
 The model is a sum of parameters times numbers, in fp16, so these numbers are its gradients. One
-number decides what happens: inf or NaN overflows at every scale, and `LARGE` from a scale of 2^13
-on, although the loss is finite. The judge runs the same steps with the library's scaler.
+number decides what happens: inf or NaN overflows at every scale, and `LARGE` at scales of 2^13
+or more, although the loss is finite. The judge runs the same steps with the library's scaler.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE = 2.0**14
 SHAPES = (3, 2), (4,)  # of an optimizer's parameters, each in its own group
 START, RATE, MAX_NORM = 0.25, 0.25, 0.5
 _FACTOR = 2.0**-11  # of the loss: with it, ordinary gradients fit fp16 at a scale of 2^24
-_NEAR = 1e-3  # of the distance that parameters move: both runs round in fp16 alike
+_NEAR = 1e-3  # of the distance that parameters move: both runs round to fp16 in the same way
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Scaling(Faulty):
         draw = torch.Generator().manual_seed(self.seed * 101 + rank)
 
         def drawn(kind: str, step: int) -> list[Tensor]:
-            each = [(1 + torch.rand(shape, generator=draw)) * 0.5 for shape in SHAPES]
+            factors = [(1 + torch.rand(shape, generator=draw)) * 0.5 for shape in SHAPES]
             bad = {"x": (math.nan, math.inf, -math.inf)[step % 3], "i": -math.inf, "L": LARGE}
-            each[-1][1] = bad.get(kind, each[-1][1])
-            return each
+            factors[-1][1] = bad.get(kind, factors[-1][1])
+            return factors
 
         steps = enumerate(self.kinds[rank])
         return [[drawn(kind, step) for kind in kinds] for step, kinds in steps]
@@ -171,23 +171,23 @@ class Scaling(Faulty):
         if abs(factor) < 1e-3:
             return f"parameters hardly move. Is the loss multiplied? {_DIVIDED}"
         if float((way - factor * right).norm()) > 0.01 * abs(factor) * float(right.norm()):
-            return f"the parameters do not go where they should. {_DIVIDED}"
+            return f"the parameters move in a wrong direction. {_DIVIDED}"
         is_scale = abs(factor / self.right["scales"][step] - 1) < 0.1
         why = _NOT_UNSCALED if is_scale else _DIVIDED
-        return f"the parameters go {factor:.3g} times as far as they should. {why}"
+        return f"the parameters move {factor:.3g} times as far as they should. {why}"
 
 
 _DIVIDED = "Is every gradient divided once, by the scale of this step's loss?"
 _NOT_UNSCALED = "That is the scale: if unscale_ has not been called, step must divide by it."
-_BETWEEN = "The steps before it are right. Which state does one step leave for the next?"
+_BETWEEN = "The steps before it are right. Which state must one step keep for the next?"
 _ADVICE = {
     "scale": (
-        "An overflow halves the scale, to any number. growth_interval good steps in a row double "
-        "it; the count begins anew after each overflow and each growth."
+        "An overflow halves the scale, which has no minimum. growth_interval good steps in a row "
+        "double it; the count restarts after each overflow and each growth."
     ),
     "skips": (
-        "Decide in each step anew whether to step: is every element of every gradient finite? "
-        "inf and NaN stay what they are when they are divided."
+        "Decide in each step again whether to step: is every element of every gradient finite? "
+        "Division does not remove inf and NaN."
     ),
     "clipping": (
         "Between unscale_ and step the gradients must be those of the loss, so that they can be "
@@ -205,7 +205,7 @@ _ADVICE = {
 
 
 def train(scaler: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Runs steps: the scale before each, the parameters and counts of optimizer steps after it.
+    """Runs steps; returns the scale before each, the parameters and optimizer steps after it.
 
     The numbers are those of one rank, or of several ranks that this process simulates.
     """
@@ -248,13 +248,13 @@ def _model(ranks: int) -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.own = nn.ParameterList([torch.full(shape, START) for shape in SHAPES])
+            self.used = nn.ParameterList([torch.full(shape, START) for shape in SHAPES])
             self.unused = nn.Parameter(torch.full((2,), START))  # has no gradient
 
         def forward(self, numbers: Sequence[Tensor]) -> Any:
             products = (
                 (parameter.half() * times.half()).float().sum()
-                for parameter, times in zip(self.own, numbers, strict=True)
+                for parameter, times in zip(self.used, numbers, strict=True)
             )
             return sum(products) * _FACTOR
 
@@ -312,7 +312,7 @@ PART = Part(
             rule("skips", 2, "skips only the steps that overflow", "training"),
             rule("scale", 2, "the scale of PyTorch's GradScaler", "training"),
             rule("clipping", 2, "gradients can be clipped", "training", "skips"),
-            rule("gradients", 1, "ranks skip together, by the gradients", *_BEFORE[:3]),
+            rule("gradients", 1, "all ranks skip if a gradient overflows", *_BEFORE[:3]),
             rule("optimizers", 1, "only the optimizer that overflows skips", *_BEFORE),
         ),
     ),

@@ -60,10 +60,11 @@ class Mastered(Faulty):
         for number, kind in enumerate(self.kinds):
             each = [0.5 + torch.rand(shape, generator=draw) for shape in _SHAPES]
             size = self.scale * (_TINY if kind == "t" else 1)
-            own = [(tensor * size).to(getattr(torch, self.dtype)) for tensor in each]
+            scaled = [(tensor * size).to(getattr(torch, self.dtype)) for tensor in each]
             if kind == "x":
-                own[number % len(own)].view(-1)[-1] = (math.nan, math.inf, -math.inf)[number % 3]
-            steps.append([None if (kind, k) == ("-", 1) else grad for k, grad in enumerate(own)])
+                bad = (math.nan, math.inf, -math.inf)[number % 3]
+                scaled[number % len(scaled)].view(-1)[-1] = bad
+            steps.append([None if (kind, k) == ("-", 1) else g for k, g in enumerate(scaled)])
         return steps
 
     def start(self) -> list[Tensor]:
@@ -167,10 +168,8 @@ class Mastered(Faulty):
             return f"the masters have no more digits than {self.dtype}: they should be fp32."
         factor = float((way * wanted).sum() / wanted.square().sum())
         if self.scale != 1 and abs(factor / self.scale - 1) < 0.1:
-            return "the masters go too far by a factor of the scale: divide the gradients by it."
-        return (
-            f"the masters go {factor:.3g} times as far as SGD in fp32 does with these gradients."
-        )
+            return "the masters move too far by a factor of the scale: divide the gradients by it."
+        return f"the masters move {factor:.3g} times as far as in a step of SGD in fp32."
 
 
 _ADVICE = {
@@ -209,9 +208,9 @@ PART = Part(
         rules=(
             rule("masters", 2, "the masters train in fp32"),
             rule("copies", 1, "the model's parameters are the masters, rounded", "masters"),
-            rule("small", 1, "gradients too small for fp16 arrive", "masters"),
-            rule("skips", 1, "skips overflows, and says which steps it made", "masters"),
-            rule("gradients", 1, "leaves no gradient, and needs none", "masters"),
+            rule("small", 1, "gradients too small for fp16 are not lost", "masters"),
+            rule("skips", 1, "skips overflows, and returns whether it stepped", "masters"),
+            rule("gradients", 1, "clears all gradients, and accepts missing ones", "masters"),
         ),
     ),
     reference="dtlab.training.master_weights.naive_master_step",

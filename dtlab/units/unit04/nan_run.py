@@ -1,11 +1,11 @@
 """04/nan_run: a run in fp16 with two faults, of which the first hides the second.
 
-both faults             the limit of gradients belongs to another scale: NaN in epoch 0
-limit mended alone      a new scaler in each epoch: epoch 1 skips as many steps as epoch 0
-scaler mended alone     NaN in epoch 0
+both faults           the clipping limit belongs to another scale: NaN in epoch 0
+only the limit fixed  a new scaler in each epoch: epoch 1 skips as many steps as epoch 0
+only the scaler fixed NaN in epoch 0
 
-The script is in `nan_run_script`, as the notebook shows it. The number is measured in a run of it
-on digits. The repaired script is judged by the gradient that each step uses, by the steps that it
+The script is in `nan_run_script`, as the notebook shows it. The number is measured in a run on
+digits. The repaired script is judged by the gradient that each step uses, by the steps that it
 skips, and by its final parameters.
 """
 
@@ -33,7 +33,7 @@ _NEAR = 0.25  # of a gradient: fp16 rounding may switch a unit near 0 on that is
 _EXACT = 0.02  # of the length of a clipped gradient
 
 
-class Made(NamedTuple):
+class MadeStep(NamedTuple):
     """A step that moved the parameters: its number, the gradient it used, and the true one.
 
     Both gradients are of the sum over a rank's samples, averaged over the ranks, as one vector.
@@ -44,7 +44,7 @@ class Made(NamedTuple):
     true: torch.Tensor
 
 
-def _made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
+def _made_steps(case: Training, results: Sequence[Seen]) -> list[MadeStep]:
     """The steps in which rank 0's parameters moved, up to the first inf or NaN.
 
     The gradient that SGD used is computed from the change of the parameters.
@@ -64,7 +64,7 @@ def _made_steps(case: Training, results: Sequence[Seen]) -> list[Made]:
         true = gradient_of(case, begin, weights)
         if not bool(got.isfinite().all() and true.isfinite().all()):
             break
-        steps.append(Made(number, got, true))
+        steps.append(MadeStep(number, got, true))
     return steps
 
 
@@ -102,7 +102,7 @@ def _trials(seed: int) -> list[Trial]:
     return [clipped, trial(3, draw.choice((11.0, 12.0, 13.0)), 1)]
 
 
-def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def _other_steps(case: Training, results: Sequence[Seen], run: Observation) -> str:
     """A message unless rank 0 makes a pass per batch, and skips some steps but not most."""
     passes, wanted = len(results[0].passes), case.updates(len(results))
     if passes != wanted:
@@ -111,7 +111,7 @@ def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> s
     if made == passes:
         return (
             "no step is skipped, although the first ones overflow at the scale of the script. Is "
-            "the loss still scaled? The first scale stays as it is."
+            "the loss still scaled? Keep the first scale of the script."
         )
     if 6 * made < passes:
         return (
@@ -121,7 +121,7 @@ def _other_steps(case: Training, results: Sequence[Seen], one: Observation) -> s
     return ""
 
 
-def _other_gradients(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def _other_gradients(case: Training, results: Sequence[Seen], run: Observation) -> str:
     """A message unless each step uses the mean gradient, clipped to max_norm if it is longer."""
     _, _, max_norm = case.more
     for step in _made_steps(case, results):
@@ -140,7 +140,7 @@ def _other_gradients(case: Training, results: Sequence[Seen], one: Observation) 
 
 
 _ANOTHER_WAY = (
-    "It does not point where that of the loss does: clip all gradients by one common factor."
+    "It has another direction than that of the loss: clip all gradients by one common factor."
 )
 
 
@@ -166,8 +166,8 @@ def _why(got: float, true: float, max_norm: float) -> str:
     return ""
 
 
-def _skips_again(case: Training, results: Sequence[Seen], one: Observation) -> str:
-    """A message if a later epoch skips more steps than an overflow now and then explains."""
+def _skips_again(case: Training, results: Sequence[Seen], run: Observation) -> str:
+    """A message if a later epoch skips more steps than occasional overflows explain."""
     rank_0 = results[0]
     ends = [*rank_0.before[1:], rank_0.after]
     skipped = [end.equal(begin) for begin, end in zip(rank_0.before, ends, strict=True)]
@@ -176,16 +176,16 @@ def _skips_again(case: Training, results: Sequence[Seen], one: Observation) -> s
         count = sum(skipped[epoch * each : (epoch + 1) * each])
         if 4 * count > each:
             return (
-                f"epoch {epoch} skips {count} of its {each} steps, although the scale had come "
-                "down to one that fits in epoch 0."
+                f"epoch {epoch} skips {count} of its {each} steps, although the scale fitted the "
+                "gradients at the end of epoch 0."
             )
     return ""
 
 
-def _ends_elsewhere(case: Training, results: Sequence[Seen], one: Observation) -> str:
+def _ends_not_finite(case: Training, results: Sequence[Seen], run: Observation) -> str:
     """A message if the final parameters are inf or NaN."""
-    for rank, seen in enumerate(results):
-        if not bool(seen.after.isfinite().all()):
+    for rank, result in enumerate(results):
+        if not bool(result.after.isfinite().all()):
             return f"rank {rank} ends with parameters that are inf or NaN."
     return ""
 
@@ -202,7 +202,7 @@ PART = script_part(
         criterion(
             "clipping",
             2,
-            "each step is made with the true gradient, cut to max_norm, on 2 and 3 ranks",
+            "each step is made with the true gradient, clipped to max_norm, on 2 and 3 ranks",
             _other_steps,
             _other_gradients,
         ),
@@ -216,7 +216,7 @@ PART = script_part(
             not_shared_out,
             copies_differ,
             too_much_sent,
-            _ends_elsewhere,
+            _ends_not_finite,
             after="clipping",
         ),
     ),
@@ -236,8 +236,8 @@ PART = script_part(
             "skipped": "that many steps were skipped before it.",
             "moved": "that is how far the parameters move. How long is the gradient, and how long "
             "may it be?",
-            "length": "that is the length of the gradient. How many times what it may be is that?",
-            "limit": "so long a gradient would pass. How long is the one that this step used?",
+            "length": "that is the length of the gradient. How many times its limit is that?",
+            "limit": "so long a gradient is not clipped. How long is the one that this step used?",
             "1": "then the step would be right. Compare how far it moves with the rate.",
         },
         tolerance=0.02,

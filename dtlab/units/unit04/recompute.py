@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINISHED", "PART"]
 
-FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation", "dtlab.training.activation")
+FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Recomputing(Faulty):
         (record,) = results
         if self.topic == "changed":
             if not record["raised"]:
-                yield "changed", f"no error reports that before backward. {_NOTICES}"
+                yield "changed", f"backward raises no error. {_NOTICES}"
             return
         wanted = go_through(self.given(0, 1), lambda layer, *inputs: layer(*inputs))
         if self.topic == "result":
@@ -77,12 +77,12 @@ class Recomputing(Faulty):
                 yield "result", f"the output is {list(got.shape)}, not {list(output.shape)}."
             elif not close(got, output):
                 off = float((got - output).abs().max())
-                yield "result", f"the output is off that of the layer by up to {off:.2g}."
+                yield "result", f"the output differs from that of the layer by up to {off:.2g}."
             if record["alive"]:
-                some = f"{record['alive']} of the tensors that the layer made"
-                yield "kept", f"after forward {some} are still there. {_STAYS}"
+                some = f"{record['alive']} of the tensors that the layer created"
+                yield "kept", f"after forward {some} are still in memory. {_STAYS}"
             elif record["saved"] > 0:
-                saved = f"{amount(record['saved'])} are saved for backward beside the inputs"
+                saved = f"{amount(record['saved'])} are saved for backward besides the inputs"
                 yield "kept", f"{saved}. Save only the inputs: all else is computed from them."
             return
         wrong = self._wrong_gradient(record["gradients"], wanted["gradients"])
@@ -131,7 +131,7 @@ def _wrong(got: Tensor | None, wanted: Tensor | None, before: Tensor | None) -> 
     new = wanted if before is None else wanted - before
     known = [
         (wanted - new, "has not arrived: .grad is what it was before."),
-        (new, "has arrived, but what was in .grad before is gone: backward adds to it."),
+        (new, "overwrote what was in .grad before: backward must add to it."),
         (wanted + new, "was added twice."),
     ]
     off = f"is off by up to {float((got - wanted).abs().max()):.2g}."
@@ -159,7 +159,7 @@ _ADVICE = {
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials with one input, with several, some without gradient, a chain, a changed input."""
+    """Trials with one input, several inputs, inputs without gradient, a chain, a changed input."""
     draw = random.Random(seed)
 
     def case(topic: str, *kinds: str) -> Recomputing:
@@ -185,12 +185,12 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("result", 1, "forward returns what the layer returns"),
-            rule("gradients", 2, "gradients are right, and added to what was there", "result"),
+            rule("result", 1, "forward returns the output of the layer"),
+            rule("gradients", 2, "gradients are right, and added to .grad", "result"),
             rule("chain", 1, "right for inputs that have a graph", "result", "gradients"),
             rule("kept", 2, "after forward the inputs are kept, and nothing else", "result"),
-            rule("runs", 1, "runs once in forward and once in backward", "result", "gradients"),
-            rule("changed", 1, "notices a changed input", "result", "gradients"),
+            rule("runs", 1, "once in forward and once in backward", "result", "gradients"),
+            rule("changed", 1, "raises an error if an input has changed", "result", "gradients"),
         ),
         compiles=True,  # backward with a gradient argument imports a part of the compiler
     ),

@@ -13,7 +13,7 @@ from dtlab.predict.formats import BF16, FP16, BinaryFormat
 def _draw(draw: Random) -> Values:
     kinds = ["subnormal", "tiny", "large", "fine", "odd", "decimal"]
     draw.shuffle(kinds)
-    six = [_one(kind, draw) for kind in kinds]
+    six = [_written(kind, draw) for kind in kinds]
     exponent_bits, mantissa_bits = draw.choice(((4, 3), (5, 2)))
     exponent = draw.randint(4, 6)
     step = 2.0 ** (exponent - mantissa_bits)
@@ -31,7 +31,7 @@ def _draw(draw: Random) -> Values:
     }
 
 
-def _one(kind: str, draw: Random) -> tuple[str, float]:
+def _written(kind: str, draw: Random) -> tuple[str, float]:
     """A number of this kind, as text and as a float. Each kind shows one property of formats."""
     if kind in ("subnormal", "tiny"):
         power = draw.randint(17, 23) if kind == "subnormal" else draw.randint(27, 40)
@@ -51,7 +51,7 @@ def _one(kind: str, draw: Random) -> tuple[str, float]:
 def _weights(draw: Random) -> Values:
     """Weights and updates whose sizes mislead: the largest update is lost, smaller ones are not.
 
-    No weight is a power of two, or closer to one than its update.
+    No weight is a power of two, or within one update of a power of two.
     """
     while True:
         # exponent of the weight, and its update in multiples of the spacing there
@@ -85,8 +85,8 @@ def _rows(given: Values) -> list[tuple[str, str]]:
     ]
 
 
-def _which(own: str, other: str, large: str, small: str, odd: str) -> Question:
-    """Asks which of the six values a format holds; the hints belong to kinds of numbers."""
+def _which(name: str, other: str, large: str, small: str, odd: str) -> Question:
+    """Asks which of the six values a format holds; `large`, `small` and `odd` are hints."""
     wrong = {
         "large": large,
         "subnormal": small,
@@ -96,13 +96,13 @@ def _which(own: str, other: str, large: str, small: str, odd: str) -> Question:
         "decimal": "look at the decimal fraction: is it a finite sum of powers of two?",
     }
     return choices(
-        f"in_{own}",
-        f"which of a to f {own} holds exactly",
+        f"in_{name}",
+        f"which of a to f {name} holds exactly",
         "abcdef",
-        formula(f"held({own})"),
-        "For each: does its exponent exist, and how many bits are there after the leading 1?",
+        formula(f"held({name})"),
+        "For each number: does its exponent exist, and how many bits follow the leading 1?",
         {
-            formula(f"held({other})"): "these are the ones that the other format holds.",
+            formula(f"held({other})"): "these are the numbers that the other format holds.",
             **{formula(f"letter['{kind}']"): why for kind, why in wrong.items()},
         },
     )
@@ -146,7 +146,7 @@ _QUESTIONS = asked(
     ),
     number(
         "rounded",
-        "Find the two numbers between which x lies. To which of them is x rounded?",
+        "the number of the small format to which x is rounded",
         "small.rounded(x)",
         "Find the two numbers between which x lies. To which of them is x rounded?",
         {
@@ -161,7 +161,8 @@ _QUESTIONS = asked(
         "why 1 + 2^-{power} becomes 1 in bf16",
         {
             "nearer": "the next number above 1 is 1 + 2^-7, and 1 is nearer",
-            "tie": "it lies half-way to the next number above 1, and ties go to the last bit 0",
+            "tie": "it lies half-way to the next number above 1, and a tie goes to the one "
+            "whose last bit is 0",
             "small": "bf16 has no number as small as the one that is added",
             "cut": "bits that do not fit are cut off",
         },
@@ -170,7 +171,7 @@ _QUESTIONS = asked(
         {
             formula("'nearer' if power == 8 else 'tie'"): "compare the added number with half of "
             "the spacing above 1.",
-            "small": "by itself bf16 holds it: it has as many exponents as fp32.",
+            "small": "bf16 holds that number alone: it has as many exponents as fp32.",
             "cut": "then 1 + 0.9 x 2^-7 would be 1 as well. bf16 rounds to the nearest number.",
         },
     ),
@@ -180,9 +181,9 @@ _QUESTIONS = asked(
         "gradient - 24",
         "What is the smallest number of fp16 above 0? Only the last of its bits is 1.",
         {
-            "gradient - 14": "then it is a normal number. fp16 has smaller ones below those.",
-            "gradient - 25": "then it is half of the smallest number. A tie goes to the last "
-            "bit 0.",
+            "gradient - 14": "then it is a normal number. fp16 has smaller numbers too.",
+            "gradient - 25": "then it is half of the smallest number. A tie goes to the "
+            "one whose last bit is 0.",
             "gradient": "then it is 1. It need not be as large as that.",
         },
         exact=True,
@@ -219,7 +220,7 @@ _QUESTIONS = asked(
         "fp16": FP16,
         "bf16": BF16,
         "letter": "dict(zip(kinds, 'abcdef'))",
-        "held": "lambda of: {name for name, one in zip('abcdef', values) if of.holds(one)}",
+        "held": "lambda of: {name for name, value in zip('abcdef', values) if of.holds(value)}",
         "format_of": BinaryFormat,
         "x": "number",
         "small": "format_of(exponent_bits, mantissa_bits)",

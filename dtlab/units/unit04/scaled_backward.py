@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["FINISHED", "PART", "Backwards"]
 
-FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling", "dtlab.training.loss_scaling"
+FINISHED = "torch.amp.grad_scaler", "dtlab.training.loss_scaling"
 _FACTOR = 5e-9  # of the loss: without a scale, its gradients are 0 in fp16
 _NEAR = 0.03  # of a gradient's length: rounding in fp16 causes a hundredth
-_EXACT, _CLOSE = 0.02, 0.1  # tolerances of a factor: of one that should be 1, of a known mistake
+_EXACT, _CLOSE = 0.02, 0.1  # tolerances of a factor that should be 1, and of a known one
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,14 @@ class Backwards(Faulty):
         elif wrong := self._why_scaled(factors):
             yield "unscaled" if self.topic == "survives" else self.topic, wrong
         elif any(grad is not None for grad in gradients[4:]):
-            yield self.topic, "a missing gradient is there now: leave its `.grad` at None."
+            yield self.topic, "a parameter without a gradient has one now: leave it at None."
         if result["steps"]:
             yield (
                 "unscaled",
                 f"the optimizer stepped {result['steps']} times. The caller does that.",
             )
         before = _tensors(drawn_seed(self.seed))[1:5]
-        if not all(one.equal(old) for one, old in zip(result["parameters"], before, strict=False)):
+        if not all(new.equal(old) for new, old in zip(result["parameters"], before, strict=False)):
             yield "unscaled", "a parameter has changed. Divide only its gradient."
 
     def _why_scaled(self, factors: Sequence[float]) -> str:
@@ -177,7 +177,7 @@ def _why_lost(gradients: Sequence[Tensor | None]) -> str:
         return "all gradients are 0. In fp16 they are too small: what must backward begin with?"
     if not all(bool(grad.isfinite().all()) for grad in there):
         return "gradients have inf or NaN, but nothing overflows. How large is the scaled loss?"
-    return "a gradient does not point where that of the loss does. Has it lost digits in fp16?"
+    return "a gradient has another direction than that of the loss. Has it lost digits in fp16?"
 
 
 def _tensors(seed: int) -> list[Tensor]:
@@ -188,12 +188,12 @@ def _tensors(seed: int) -> list[Tensor]:
     return [torch.randn(s, generator=draw) for s in ((7, 6), (5, 6), (5,), (4, 5), (4,), (7, 4))]
 
 
-def _loss(inputs: Tensor, own: Sequence[Tensor], coefficients: Tensor, dtype: Any) -> Tensor:
+def _loss(inputs: Tensor, weights: Sequence[Tensor], coefficients: Tensor, dtype: Any) -> Tensor:
     """The loss of a net with one hidden layer that computes in `dtype`."""
     import torch
     import torch.nn.functional as F
 
-    w1, b1, w2, b2 = [parameter.to(dtype) for parameter in own]
+    w1, b1, w2, b2 = [weight.to(dtype) for weight in weights]
     hidden = torch.tanh(F.linear(inputs.to(dtype), w1, b1))
     outputs = F.linear(hidden, w2, b2)
     return (outputs.to(coefficients.dtype) * coefficients).sum() * _FACTOR
@@ -235,13 +235,13 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("survives", 2, "gradients that fp16 alone would lose are there"),
+            rule("survives", 2, "gradients that fp16 alone would lose are not lost"),
             rule(
                 "unscaled", 2, "gradients are those of the loss, nothing else changed", "survives"
             ),
             rule("groups", 1, "right for groups and missing gradients", *_FIRST),
             rule("overflow", 2, "detects inf and NaN in any gradient", *_FIRST),
-            rule("finite", 1, "reports no overflow if all are finite", *_FIRST, "form"),
+            rule("finite", 1, "returns False if all gradients are finite", *_FIRST, "form"),
         ),
     ),
     reference="dtlab.training.loss_scaling.StaticLossScaler",

@@ -111,12 +111,12 @@ _QUESTIONS = asked(
         "in the long run after that, the share of steps that are skipped because the scaler "
         "tries the next larger scale",
         "100 / (interval + 1)",
-        "Follow it from one overflow to the next. How many steps is that?",
+        "Follow the scale from one overflow to the next. How many steps is that?",
         {
             "100 / interval": "this counts the good steps between two overflows alone.",
             "100 / (interval + 2)": "how many good steps are there between two overflows?",
             "50": "this is right if the scale grows after each good step.",
-            "0": "the scaler does not know the limit of fp16. It tries again.",
+            "0": "the scaler does not store the limit of fp16. It tries again.",
         },
         unit="%",
     ),

@@ -54,7 +54,7 @@ _QUESTIONS = asked(
         "fp32 takes 4 bytes, 16 bits take 2. How many tensors of each kind are there?",
         {
             "[2, gradients, 4, 4]": "Adam keeps two moments for each parameter.",
-            "[2, gradients, 0, 8]": "from what are the 16-bit weights made after each step?",
+            "[2, gradients, 0, 8]": "what are the 16-bit weights computed from after each step?",
             "[2, 2, 4, 8]": "these are 16-bit gradients only. What does your policy say?",
             "[2, 10 - gradients, 4, 8]": "how many sets of gradients are held? Which types?",
             "[4, gradients, 4, 8]": "the weights with which forward and backward compute have "
@@ -73,7 +73,8 @@ _QUESTIONS = asked(
             "16 * parameters": "this takes 16 bytes per parameter. Is that your policy?",
             "2 * parameters": "these are the 16-bit weights alone.",
             "8 * parameters": "this would be right if nothing were kept in fp32.",
-            "state - 8 * parameters": "8 bytes are missing: those of Adam's moments.",
+            "state - 8 * parameters": "8 bytes per parameter are missing, as many as Adam's "
+            "moments take.",
         },
         unit="GB",
     ),
@@ -96,7 +97,7 @@ _QUESTIONS = asked(
         "policies['mixed'] / policies['fp32']",
         "Write down the four pieces of both, and add them up.",
         {
-            "0.5": "texts often say so. Weights and gradients are halved. What is added?",
+            "0.5": "texts often claim this. Weights and gradients are halved. What is added?",
             "0.75": "weights and gradients are halved. One of the four is missing.",
             "1.25": "this adds masters to fp32 weights or gradients. Those have 16 bits.",
         },
@@ -144,4 +145,4 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("04/sixteen_bytes", 1, "Which bytes are what", 5, 1, _QUESTIONS)
+PART = Part("04/sixteen_bytes", 1, "Bytes per parameter", 5, 1, _QUESTIONS)

@@ -64,12 +64,12 @@ class Updating(Faulty):
                 yield "backoff" if overflow else "growth", f"{wrong} {_why_scale(row, new_scale)}"
             if new_good != right_good:
                 if overflow:
-                    why = "Good steps count in a row: an overflow ends the row."
+                    why = "Only good steps in a row count: an overflow ends the row."
                 elif good + 1 == interval:
-                    why = "The scale has just grown: the next growth needs as many good steps."
+                    why = "The scale has just grown: growth needs as many good steps again."
                 else:
                     why = "This step was good, too."
-                wrong = f"{call} gives good steps: {new_good:g}, not {right_good}."
+                wrong = f"{call} gives a count of {new_good:g} good steps, not {right_good}."
                 yield "reset" if overflow else "count", f"{wrong} {why}"
 
 
@@ -110,7 +110,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="04/update_scale",
     level=2,
-    title="A scale that finds its level",
+    title="Adjust the scale",
     minutes=8,
     difficulty=1,
     check=Check(
@@ -118,7 +118,7 @@ PART = Part(
         rules=(
             rule("backoff", 2, "an overflow halves the scale"),
             rule("reset", 1, "an overflow resets the count", "form"),
-            rule("growth", 2, "growth_interval good steps in a row double the scale", "form"),
+            rule("growth", 2, "growth_interval good steps in a row double it, no fewer", "form"),
             rule("count", 1, "good steps are counted, from 0 after a growth", "form"),
         ),
     ),

@@ -4,7 +4,7 @@ parameters    a a a a | b b b | c           in the order of `block.parameters()`
 flat          a a a a b b b c .             padded to a multiple of the number of ranks
 pieces        rank 0    rank 1    rank 2
 
-A part defines `use`, which runs on a rank, and `faults`, which says what is wrong with results.
+A part defines `use`, which runs on a rank, and `faults`, which explains what is wrong.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ FINISHED = (  # library modules that have the functions that learners write in t
     "dtlab.parallel.data.data_parallel",
     "dtlab.parallel.zero.optimizers",
     "dtlab.parallel.zero.fully_sharded",
-    "dtlab.parallel.zero.sharded_block",
-    "dtlab.parallel.zero.sharded_block",
     "dtlab.parallel.zero.sharded_block",
     "dtlab.parallel.zero.sharded_optimizer",
     "dtlab.parallel.zero.shards",
@@ -188,7 +186,7 @@ def lay(module: nn.Module, flat: Tensor) -> None:
 
 
 def fill(flat: Tensor, numbers: Tensor) -> None:
-    """Give `flat` its storage back and fill it with `numbers`, unnoticed by autograd."""
+    """Resize the storage of `flat` and fill it with `numbers`, without recording by autograd."""
     flat.untyped_storage().resize_(flat.numel() * flat.element_size())
     flat.data.copy_(numbers)
 

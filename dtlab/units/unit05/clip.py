@@ -35,7 +35,8 @@ class Clipping(Faulty):
     topic: str = "norm"
 
     def __str__(self) -> str:
-        return f"{len(self.sizes)} pieces, max_norm {'below' if self.part < 1 else 'above'} theirs"
+        side = "below" if self.part < 1 else "above"
+        return f"{len(self.sizes)} pieces, max_norm {side} the norm"
 
     def shows(self, criterion: str) -> bool:
         return (criterion == "missing") == (self.topic == "missing")
@@ -104,22 +105,22 @@ class Clipping(Faulty):
 
 def _known(got: float, norms: Sequence[Sequence[float]], rank: int, factor: float) -> str:
     """The message for a known mistake that gives this norm; empty if no mistake fits."""
-    own, sums = [hypot(*pieces) for pieces in norms], [sum(pieces) for pieces in norms]
+    of_ranks, sums = [hypot(*each) for each in norms], [sum(each) for each in norms]
     of_pieces = "That is a sum of the norms of pieces. Add their squares."
     known = [
-        (own[rank], "That is the norm of this rank's pieces only."),
-        (sum(own), "That is the sum of the ranks' norms. Add their squares."),
+        (of_ranks[rank], "That is the norm of this rank's pieces only."),
+        (sum(of_ranks), "That is the sum of the ranks' norms. Add their squares."),
         (
-            sum(own) / len(own),
+            sum(of_ranks) / len(of_ranks),
             "That is the mean of the ranks' norms. Add their squares.",
         ),
-        (hypot(*own) ** 2, "That is its square."),
-        (max(own), "That is the largest norm of a rank."),
+        (hypot(*of_ranks) ** 2, "That is the square of the norm."),
+        (max(of_ranks), "That is the largest norm of a rank."),
         (sum(sums), of_pieces),
         (sums[rank], of_pieces),
         (hypot(*sums), of_pieces),
         (hypot(*(pieces[0] for pieces in norms)), "That is the first piece of each rank only."),
-        (factor * hypot(*own), "That is the norm after clipping: return the norm before it."),
+        (factor * hypot(*of_ranks), "That is the norm after clipping: return the norm before it."),
     ]
     return next((why for norm, why in known if abs(got - norm) <= 1e-3 * norm), "")
 

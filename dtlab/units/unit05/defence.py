@@ -7,9 +7,9 @@ from dtlab.grading.parts import Part
 
 RUBRIC = (  # a point for each
     "the plan, and the limit that decides its stage: a number of bytes, and of what",
-    "the nearest plan that was turned down, with the bytes by which it misses or sends more",
-    "what was given up for it, as a number: bytes sent, operations, or room on the card",
-    "what would change the choice: one figure of the model or the cluster, and from where on",
+    "the nearest rejected plan: by how many bytes it does not fit, or sends more",
+    "what the choice costs, as a number: bytes sent, operations, or GPU memory",
+    "what would change the choice: one figure of the model or the cluster, and its threshold",
     "what the arithmetic leaves out, and how a run would show whether it matters",
 )
 RULES = Defence(tuple((1, words) for words in RUBRIC))

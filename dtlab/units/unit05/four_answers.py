@@ -3,7 +3,7 @@
 16    Rajbhandari et al. 2020, "ZeRO", section 3.1
 18    EleutherAI's cookbook, by default; Bekman's "Machine Learning Engineering"
 20    Nanotron, in "The Ultra-Scale Playbook"
-8     in teaching texts; nothing is kept in fp32
+8     teaching texts that keep nothing in fp32
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ QUESTIONS = asked(
         "For each policy: weights and gradients are whole; the optimizer state is divided.",
         {
             "gb((8, 8), (10, 8), (12, 8), (4, 4))": f"{_MASTER}, which is divided.",
-            "gb((4, 12), (6, 12), (4, 16), (4, 4))": "this divides the buffer for gradients "
-            "at stage 1. It accumulates whole gradients.",
+            "gb((4, 12), (6, 12), (4, 16), (4, 4))": "this divides the buffer, which "
+            "accumulates whole gradients at stage 1.",
             "gb((0, 16), (0, 18), (0, 20), (0, 8))": "this divides everything, as stage 3 does.",
         },
         unit="GB",

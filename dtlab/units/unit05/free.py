@@ -31,7 +31,7 @@ _BACK = (
     "storage, since dropping references does not free it."
 )
 _OWN = (
-    "Before the first gather, parameters have memory apart from flat. Which tensors still hold it?"
+    "Before the first gather, parameters have memory separate from flat. Which tensors hold it?"
 )
 _ONE = "One NaN of 4 bytes is enough: `expand` gives it a shape without more memory."
 _SHAPES = "`gather` splits flat by these shapes: keep each parameter's shape and object."
@@ -42,21 +42,21 @@ _READ = "Do not write into a parameter or flat: autograd needs the tensors that 
 class Freeing(OnBlock):
     """A call of `fn(block, flat)` after a forward pass, or before the first gather (topic "own").
 
-    Before the first gather the parameters have memory apart from flat, as after `shard`.
+    Before the first gather the parameters have memory separate from flat, as after `shard`.
     """
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
         from dtlab.units.unit05.runs_scripts import Alive
 
-        parameters, own = list(block.parameters()), given["topic"] == "own"
+        parameters, separate = list(block.parameters()), given["topic"] == "own"
         with Alive(*parameters) as alive:
             flat, shapes = flat_of(parameters, 2), [p.shape for p in parameters]
             numbers = flat.clone()
-            if not own:
+            if not separate:
                 lay(block, flat)
-            loss = None if own else loss_of(block, given["inputs"])
-            others = alive.bytes - flat.nbytes * (1 + own)
+            loss = None if separate else loss_of(block, given["inputs"])
+            others = alive.bytes - flat.nbytes * (1 + separate)
             fn(block, flat)
             storages = {p.untyped_storage().data_ptr(): p for p in parameters}
             result = {

@@ -76,25 +76,25 @@ class Gathering(OnBlock):
 
 
 def _whose(got: Tensor, wanted: Tensor, ranks: int) -> str:
-    """Says what is in the place of the first wrong piece of flat; empty if it is unknown."""
+    """Explains what the first wrong piece of flat holds; empty if that is unknown."""
     import torch
 
     size = -(-len(wanted) // ranks)
     if got.shape != wanted.shape:
         return ""
     pieces = torch.split(wanted, size)
-    for rank, found in enumerate(torch.split(got, size)):
-        count = len(found)
+    for rank, part in enumerate(torch.split(got, size)):
+        count = len(part)
         shown = f"In flat, at the place of rank {rank}'s piece,"
-        if alike(found, pieces[rank]):
+        if alike(part, pieces[rank]):
             continue
-        if not found.any():
+        if not part.any():
             return f"{shown} are zeros: it did not arrive. "
-        if count == size and alike(found[: len(pieces[-1])], _sum(pieces)):
+        if count == size and alike(part[: len(pieces[-1])], _sum(pieces)):
             return f"{shown} is the sum of all pieces: gather them, do not add them. "
         for other, piece in enumerate(pieces):
             least = min(count, len(piece))
-            if other != rank and alike(found[:least], piece[:least]):
+            if other != rank and alike(part[:least], piece[:least]):
                 return f"{shown} is that of rank {other}. "
     return ""
 

@@ -109,7 +109,7 @@ QUESTIONS = asked(
         {
             "everything": "stage 3 divides all bytes that a rank holds",
             "forward": "stage 3 gathers weights in the forward pass only",
-            "again": "stage 3 gathers the weights of a block anew in each microbatch",
+            "again": "stage 3 gathers the weights of a block again in each microbatch",
             "whole": "at stage 2 each rank has all weights at all times",
             "samples": "at stage 3 each rank computes a part of every layer for all samples",
             "own": "at stages 1 to 3 a rank's optimizer steps on its own part of the parameters",
@@ -133,4 +133,4 @@ QUESTIONS = asked(
     },
 )
 
-PART = Part("05/moments", 1, "Who holds what, and when", 7, 3, QUESTIONS)
+PART = Part("05/moments", 1, "What a rank holds, and when", 7, 3, QUESTIONS)

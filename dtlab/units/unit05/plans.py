@@ -1,6 +1,6 @@
 """05/plans: choose ZeRO stage, ranks, precision and recomputation for three models.
 
-The models are drawn from the learner's id. Plans are judged by arithmetic, by comparison with all
+The models are drawn from the learner's id. A plan is judged by arithmetic: it is compared with all
 allowed plans. A plan earns a point for each of four steps, in order, until the first that fails:
 it is allowed, it fits, no plan that fits sends less, and none of the plans that send as little
 recomputes less.
@@ -32,7 +32,7 @@ from dtlab.predict.transformer import Recompute, activation_bytes
 #     bytes on a rank = model states + whole blocks + activations + reserve   <= bytes of a GPU
 #     blocks            stage 2: gradients of one block, until they are reduced
 #                       stage 3: the same, and weights of two: one computes, one is prefetched
-#     activations       saved ones of all layers but one; that one without recomputation
+#     activations       saved by all layers but one; for one layer, without recomputation
 #
 # Each layer of a model is a block of 12h^2 + 13h parameters; embeddings are left out.
 
@@ -65,7 +65,7 @@ class Row(NamedTuple):
         return sum(self.needs.values())
 
     @property
-    def twice(self) -> int:
+    def recomputation(self) -> int:
         """The amount of recomputation, as an index of `RECOMPUTE`: 0 is none."""
         return RECOMPUTE.index(self.plan.recompute)
 
@@ -147,7 +147,7 @@ class Model:
     def _sorted(self) -> list[Row]:
         plans = product(range(4), self.ranks(), DEMANDS[self.demand], RECOMPUTE)
         rows = (self.row(Plan(*plan)) for plan in plans)
-        return sorted(rows, key=lambda row: (row.sent, row.twice))
+        return sorted(rows, key=lambda row: (row.sent, row.recomputation))
 
     def rows(self) -> list[Row]:
         """All allowed plans, sorted by bytes sent, then by the amount of recomputation."""
@@ -198,9 +198,9 @@ def draw_models(draw: Random) -> dict[str, Model]:
     while True:
         models = [_drawn(draw, stage) for stage in (1, 2, 3)]
         draw.shuffle(models)
-        again = {best.twice for model in models if (best := model.best())}
+        amounts = {best.recomputation for model in models if (best := model.best())}
         pieces = all(any(_misleads(model, piece) for model in models) for piece in LEFT_OUT)
-        if pieces and len(again) > 1:
+        if pieces and len(amounts) > 1:
             return dict(zip(NAMES, models, strict=True))
 
 
@@ -245,11 +245,11 @@ def _teaches(stage: int, bare: Model, reserve: int) -> bool:
     fitting = [row for row in bare.rows() if row.total <= bare.card - reserve]
     if not fitting or fitting[0].plan.stage != stage:
         return False
-    least = fitting[0].twice
+    least = fitting[0].recomputation
     if stage == 1:
         return any(row.plan.stage == 0 for row in fitting)
     if stage == 2:
-        return any(row.plan.stage == 3 and row.twice < least for row in fitting)
+        return any(row.plan.stage == 3 and row.recomputation < least for row in fitting)
     return least > 0
 
 
@@ -282,9 +282,9 @@ def steps_of(model: Model, answer: Any) -> list[Verdict]:
     if row.sent > best.sent:
         return [*steps, lost(_more(model, row, best))]
     steps.append(ok("no plan that fits sends less"))
-    if row.twice > best.twice:
-        twice = f"another plan that sends as little recomputes less than {plan.recompute!r}."
-        return [*steps, lost(twice)]
+    if row.recomputation > best.recomputation:
+        message = f"another plan that sends as little recomputes less than {plan.recompute!r}."
+        return [*steps, lost(message)]
     return [*steps, ok("no such plan recomputes less")]
 
 

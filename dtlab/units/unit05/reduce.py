@@ -122,7 +122,7 @@ def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
         "is the sum over the ranks, not the mean.": parts[rank] * ranks,
         "is divided twice by the number of ranks.": parts[rank] / ranks,
         "is this rank's own gradient: average over all ranks.": flats[rank].chunk(ranks)[rank],
-        "is only this pass's gradient: add it to that of the pass before.": parts[rank],
+        "is only this pass's gradient: add it to that of the previous pass.": parts[rank],
     }
     for other in set(range(ranks)) - {rank}:
         known[f"is the part of rank {other}: which piece does this rank own?"] = parts[other]

@@ -1,8 +1,8 @@
-"""05/run_a: repair a script with two faults, of which the first hides what the second does.
+"""05/run_a: repair a script with two faults, of which the first hides the effect of the second.
 
 both faults              no parameter moves; whole gradients stay on a rank between steps
-optimizer mended alone   parameters move, by the gradients of other microbatches
-sync mended alone        no parameter moves
+only the optimizer fixed parameters move, by the gradients of other microbatches
+only the sync fixed      no parameter moves
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.run import events_of, other_losses
 from dtlab.units.unit05.runs import EXACT, REDUCES, ShardedRun, scene, trials_of
 
-_MORE = 0.5  # of the model's bytes: room for buffers, where whole gradients take 1
+_MORE = 0.5  # of the model's bytes, for buffers; whole gradients would take 1
 
 
 def _unmoved(case: ShardedRun, results: list[Any], run: Observation) -> str:
     for rank, result in enumerate(results):
         pieces = [piece for piece in result["after"].values() if piece.numel()]
-        still = unmoved(Scene(run, Optimizer(case.rate)), rank)
-        if still:
+        names = unmoved(Scene(run, Optimizer(case.rate)), rank)
+        if names:
             return (
-                f"{len(still)} of the {len(pieces)} pieces of rank {rank} have the same values "
+                f"{len(names)} of the {len(pieces)} pieces of rank {rank} have the same values "
                 f"after {case.steps} steps as before."
             )
     return ""
@@ -55,7 +55,7 @@ def _other_passes(case: ShardedRun, results: list[Any], run: Observation) -> str
     if not 0.9 < reduced / (4 * case.elements) < 1.5:  # padding takes some
         return (
             f"{reduced:,} bytes of gradients are reduced in a step, and the model has "
-            f"{4 * case.elements:,}. Each gradient is reduced once in a step."
+            f"{4 * case.elements:,}. Reduce each gradient once in a step."
         )
     return ""
 

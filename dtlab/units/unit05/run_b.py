@@ -19,7 +19,7 @@ from dtlab.units.unit05.runs import (
 )
 
 _IN_16_BITS = 0.2  # relative tolerance of a loss
-_OF_A_STEP = 0.1  # share of the distance that parameters move; rounding to bfloat16 takes 0.01
+_OF_A_STEP = 0.1  # share of the distance that parameters move; rounding to bfloat16 causes 0.01
 
 
 def _in_two_formats(run: Observation) -> str:

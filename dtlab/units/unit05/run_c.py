@@ -11,8 +11,8 @@ from dtlab.grading.scripts.run import other_losses
 from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, trials_of
 
-_MOST = 4.2  # shares: a right program holds 3, or 4 with a sum in float64, and some buffers
-_OBJECTS = 0.75  # of a share; Python objects of a right step grow by less than half a share
+_MOST = 4.2  # shares: a correct program holds 3, or 4 with a sum in float64, and some buffers
+_OBJECTS = 0.75  # of a share; in a correct step Python objects grow by less than half a share
 
 
 def _grows(case: ShardedRun, results: list[Any], run: Observation) -> str:

@@ -182,7 +182,7 @@ class Watch(ExitStack):
 #     nodes      operations in the autograd graphs of all existing tensors
 
 _NUMPY = int(getattr(np.lib, "tracemalloc_domain", 389047))
-_OWN = re.compile(r"[/\\]dtlab[/\\]ranks[/\\]|tracemalloc\.py$")  # files whose objects don't count
+_IGNORED = re.compile(r"[/\\]dtlab[/\\]ranks[/\\]|tracemalloc\.py$")  # their objects don't count
 
 
 class Kept:
@@ -206,7 +206,7 @@ class Kept:
         for trace in tracemalloc.take_snapshot().traces:
             if trace.domain == _NUMPY:
                 arrays += trace.size
-            elif not _OWN.search(trace.traceback[0].filename):
+            elif not _IGNORED.search(trace.traceback[0].filename):
                 objects += trace.size
         return {"arrays": arrays, "objects": objects, "nodes": graph_nodes()}
 

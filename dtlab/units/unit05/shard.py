@@ -69,10 +69,10 @@ class Sharding(OnBlock):
                 yield "flat", "flat has an autograd graph: detach() the parameters first."
             if not all(map(alike, result["after"], self.module().parameters())):
                 yield "flat", "shard has changed the values of the block's parameters."
-            own = wanted.chunk(ranks)[rank]
-            if not alike(result["piece"], own):
+            right = wanted.chunk(ranks)[rank]
+            if not alike(result["piece"], right):
                 where = f"{rank * length} to {(rank + 1) * length - 1} of flat"
-                off = off_from(result["piece"], own)
+                off = off_from(result["piece"], right)
                 yield "piece", f"rank {rank}'s piece {off}. It must be the elements {where}."
             elif not result["trains"]:
                 yield "piece", "piece must be an nn.Parameter with requires_grad, for Adam."
@@ -117,7 +117,7 @@ PART = Part(
         rules=(
             rule("flat", 2, "flat has every parameter once, in order"),
             rule("padding", 1, "flat is zero-padded to N equal pieces", "flat"),
-            rule("piece", 2, "each rank's piece is its own part", "flat", "padding"),
+            rule("piece", 2, "each rank's piece is its part of flat", "flat", "padding"),
             rule("memory", 1, "piece keeps only its own bytes", "piece", also=grown_by("memory")),
         ),
     ),

@@ -141,7 +141,7 @@ class Owned(OnBlock):
                 yield self.guilty, f"rank {rank}: {self._how(got, wanted, start, len(results))}"
                 return
             if not got.equal(ends[0]):
-                yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns what?"
+                yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns which?"
         share = 4 * -(-self.elements // len(results))
         for rank, result in enumerate(results if self.topic == "large" else ()):
             # In the first step no older gradients exist; in the second one, all optimizer state.
@@ -215,7 +215,7 @@ class Owned(OnBlock):
 
 
 def _origin(got: Tensor, start: Tensor, ranks: int) -> str:
-    """Says from which values the first wrong share began; empty if it began from its own."""
+    """Explains from which values the first wrong share started; empty if from its own."""
     shares = start.chunk(ranks)
     for rank, share in enumerate(got.chunk(ranks)):
         if share.equal(shares[rank]):
@@ -267,7 +267,7 @@ def _trials(seed: int) -> list[Trial]:
         return Owned(draw.randrange(10**6), net, topic)
 
     plain, tied = draw_blocks(draw)
-    unused = Net("skipping", (*plain.sizes, draw.randint(4, 9)), "a layer frozen, one not used")
+    unused = Net("skipping", (*plain.sizes, draw.randint(4, 9)), "a frozen layer, an unused one")
     return [
         Trial(3, [case(plain), case(tied)]),
         Trial(4, [case(LARGE, "large")]),

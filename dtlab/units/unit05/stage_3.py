@@ -173,29 +173,29 @@ class Hooked(Faulty):
                 yield name, f"rank {rank}, {message}"
             for number, block in enumerate(blocks):
                 got = result["pieces"][number] if len(result["pieces"]) == len(blocks) else None
-                own = flat_of(block.parameters(), ranks).chunk(ranks)[rank]
-                if not alike(got, own):
+                right = flat_of(block.parameters(), ranks).chunk(ranks)[rank]
+                if not alike(got, right):
                     state = (
-                        f"after {_STEPS} steps the piece of block {number} {off_from(got, own)}"
+                        f"after {_STEPS} steps the piece of block {number} {off_from(got, right)}"
                     )
                     yield "result", f"rank {rank}: {state}. Return the pieces of shard, in order."
 
 
 def faults_in(log: Log, blocks: int) -> Iterator[Fault]:
-    """What is wrong with the order of events on a rank."""
+    """The mistakes in the order of events on a rank."""
     whole: dict[int, str] = {}  # whole blocks, with the event that made them whole
-    passing = "forward"
+    direction = "forward"
     reduced = [0] * blocks  # number of complete reductions of each block in this step
     early = set[int]()  # blocks that were whole when they were reduced
     for event, block in log:
         if event == "gather" == whole.get(block):
-            yield passing, f"block {block} is gathered in {passing} while it is whole. {_ONCE}"
+            yield direction, f"block {block} is gathered in {direction} while it is whole. {_ONCE}"
         elif event in ("forward", "backward") and block not in whole:
             yield event, f"block {block} computes in {event} while it is freed. {_WHEN[event]}"
         elif event == "incomplete":
             yield "reduce", f"block {block} is reduced before all its gradients exist. {_ALL}"
         elif event in ("loss", "step") and whole:
-            yield "peak", f"after {passing} {_blocks(whole)} still whole. {_WHEN['free']}"
+            yield "peak", f"after {direction} {_blocks(whole)} still whole. {_WHEN['free']}"
         if event in ("shard", "gather"):
             whole[block] = event
         elif event == "free":
@@ -204,12 +204,12 @@ def faults_in(log: Log, blocks: int) -> Iterator[Fault]:
             reduced[block] += 1
             early |= {block} & whole.keys()
         elif event == "loss":
-            passing = "backward"
+            direction = "backward"
         elif event == "step":
             for number, times in enumerate(reduced):
                 if times != 1:
                     yield "reduce", f"block {number} is reduced {times} times in a step. {_ALL}"
-            passing, reduced = "forward", [0] * blocks
+            direction, reduced = "forward", [0] * blocks
         if len(whole) > _MOST:
             yield "peak", f"{_blocks(whole)} whole at the same time. {_WHEN['free']}"
     if early and not any(event == "incomplete" for event, _ in log):

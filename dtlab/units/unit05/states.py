@@ -31,8 +31,8 @@ def _draw(draw: Random) -> Values:
     larger, smaller = sorted(draw.sample(_totals(given), 2), reverse=True)
     left = given["budget"] / 1e9 - draw.uniform(smaller, larger)  # so that some stages fit
     given["activations"] = round(left)
-    telling = 4 < left < 0.7 * label and 0 < len(_fitting(given)) < 3
-    return given if telling else _draw(draw)
+    instructive = 4 < left < 0.7 * label and 0 < len(_fitting(given)) < 3
+    return given if instructive else _draw(draw)
 
 
 def _rows(given: Values) -> list[tuple[str, str]]:
@@ -71,7 +71,7 @@ QUESTIONS = asked(
         {
             "[2 * small, 2 * small, 12 * small]": "nothing is divided here, as in DDP.",
             "split(given, 3)": "this divides all three, as stage 3 does.",
-            "split(given, 3 - stage)": "this is the other one of stages 1 and 2.",
+            "split(given, 3 - stage)": "this is the other of stages 1 and 2.",
             "[6 * small, answer[1], 8 * small / few]": "this counts the master copy as weights. "
             "It is optimizer state, which is divided.",
         },
@@ -95,10 +95,10 @@ QUESTIONS = asked(
         "floor",
         "the limit of your small model's states on each rank at your stage, for very many ranks",
         "(6 - 2 * stage) * small",
-        "With ever more ranks the divided part approaches zero. What is left?",
+        "With more and more ranks the divided part approaches zero. What is left?",
         {
             "0": "this is the limit at stage 3. What does your stage leave whole?",
-            "2 * stage * small": "this is the limit of the other one of stages 1 and 2.",
+            "2 * stage * small": "this is the limit of the other of stages 1 and 2.",
             "16 * small": "these are the states on a single rank.",
         },
         unit="GB",
@@ -131,7 +131,7 @@ QUESTIONS = asked(
     ),
     choices(
         "fits",
-        "at which stages your small model fits beside {activations} GB of activations",
+        "at which stages your small model fits together with {activations} GB of activations",
         ("stage 1", "stage 2", "stage 3"),
         _fitting,
         "Compare your `totals` with the bytes that activations leave on the GPU.",

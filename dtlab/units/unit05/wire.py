@@ -97,7 +97,7 @@ QUESTIONS = asked(
             "2 * 2 * k * ring": "this is only one kind: both weights and gradients are sent.",
             "(2 * 2 + 2) * k * ring": "this sends gradients in 16 bits.",
             "(2 * 4 + 4) * k * ring": "this gathers weights in fp32.",
-            "(2 * 4 + 2) * k * ring": "this has them the other way round.",
+            "(2 * 4 + 2) * k * ring": "this exchanges the two dtypes.",
         },
         unit="GB",
     ),
@@ -122,4 +122,4 @@ QUESTIONS = asked(
     },
 )
 
-PART = Part("05/wire", 1, "What is sent", 7, 2, QUESTIONS)
+PART = Part("05/wire", 1, "What a rank sends", 7, 2, QUESTIONS)

@@ -76,21 +76,21 @@ class LinearCase(Layer):
         return tensors
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        own = self.own(rank, world_size)
-        tensors = {name: own.get(name) for name in ("x", "weight", "bias")}
-        return {"tensors": tensors, "back": own["back"], "needed": self.needed,
+        local = self.local(rank, world_size)
+        tensors = {name: local.get(name) for name in ("x", "weight", "bias")}
+        return {"tensors": tensors, "back": local["back"], "needed": self.needed,
                 "groups": self.groups}  # fmt: skip
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit06.on_ranks import forth_and_back, gradients_of, own_group
+        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of, process_group
 
-        group, tensors = own_group(given["groups"]), given["tensors"]
+        group, tensors = process_group(given["groups"]), given["tensors"]
         for name, tensor in tensors.items():
             if tensor is not None and (name != "x" or given["needed"]):
                 tensor.requires_grad_()
         with finished_calls(*FINISHED, refuse=True, allowed=PAIR) as finished:
-            y = forth_and_back(lambda: fn(*tensors.values(), group), given["back"])
+            y = forward_and_backward(lambda: fn(*tensors.values(), group), given["back"])
         return {"y": y, **gradients_of(tensors), "finished": sorted(finished)}
 
 
@@ -111,36 +111,36 @@ class Column(LinearCase):
     def sums(self) -> tuple[int, int]:
         return 0, math.prod(self.tokens) * self.inputs if self.needed else 0
 
-    def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
         if name == "y":
             return {"y of the dense layer, with all outputs": whole["y"]}
-        known = super().known(name, whole, own, ranks)
+        known = super().known(name, whole, local, ranks)
         if name != "the gradient of x":
             return known
-        part = own["back"] @ own["weight"]
+        part = local["back"] @ local["weight"]
         return {
             "only this rank's part of the sum over ranks": part,
-            "the mean over the ranks, not the sum": own[name] / ranks,
+            "the mean over the ranks, not the sum": local[name] / ranks,
             **known,
         }
 
     def about(self, name: str) -> str:
         return {
             "y": "Compute a rank's y from its own rows of the weight and its part of the bias.",
-            "the gradient of x": "The weights of all ranks have used the same x, so sum over the "
-            "ranks, and wait for the call before you read the sum.",
+            "the gradient of x": "All ranks used the same x, so sum over the ranks, and wait for "
+            "the call before you read the sum.",
         }.get(name, "The gradient of a shard belongs to its rank only; it sums over all tokens.")
 
 
-def _exposed(seen: Seen) -> str:
+def _exposed(runs: Seen) -> str:
     """A message if a weight's gradient is not computed during the all-reduce; empty otherwise."""
-    for run in seen:
+    for run in runs:
         ranks = run.trial.world_size
         for rank in range(ranks if ranks > 1 else 0):
             marks = inside_marks(run.trace, rank, BACKWARD)
             for number, (case, inside) in enumerate(zip(run.trial.cases, marks, strict=False)):
                 assert isinstance(case, Column)
-                due = math.prod(case.tokens) * case.own(rank, ranks)["weight"].numel()
+                due = math.prod(case.tokens) * case.local(rank, ranks)["weight"].numel()
                 message = _in_turn(inside, due)
                 if message:
                     return f"{run.trial.words(number)}: on rank {rank} {message}"

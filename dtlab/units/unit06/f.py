@@ -60,17 +60,17 @@ class Region(Pass):
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        from dtlab.units.unit06.on_ranks import forth_and_back, gradients_of, own_group
+        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of, process_group
 
-        group, leaf = own_group(given["groups"]), given["leaf"].requires_grad_()
-        beside = torch.zeros_like(leaf).requires_grad_()
-        x, other = leaf.exp() if given["exp"] else 2 * leaf, 3 * beside  # backward after fn's
+        group, leaf = process_group(given["groups"]), given["leaf"].requires_grad_()
+        addend = torch.zeros_like(leaf).requires_grad_()
+        x, other = leaf.exp() if given["exp"] else 2 * leaf, 3 * addend  # backward after fn's
         with finished_calls(*FINISHED, refuse=True) as finished:
-            y = forth_and_back(lambda: fn(x, group), given["back"].clone(), other)
+            y = forward_and_backward(lambda: fn(x, group), given["back"].clone(), other)
         return {
             "the output": y,
             "the input after the call": x.detach(),
-            **gradients_of({"x": leaf, "the other summand": beside}),
+            **gradients_of({"x": leaf, "the other summand": addend}),
             "finished": sorted(finished),
         }
 
@@ -133,8 +133,8 @@ class Copying(Region):
             known["the sum over all ranks, including those outside the group"] = every
         yield from compare(result, "the gradient of x", "gradient", total, _SUM, known)
         if not self.groups:
-            name, beside = "the gradient of the other summand", 3 * self.differing(members[place])
-            yield from compare(result, name, "kept", beside, _OTHERS)
+            name, addend = "the gradient of the other summand", 3 * self.differing(members[place])
+            yield from compare(result, name, "kept", addend, _OTHERS)
 
 
 _SUM = (

@@ -81,7 +81,7 @@ QUESTIONS = asked(
         "Which tensors are computed outside of f and g, identically on every rank?",
         norm="is it between f and g?",
         product="each rank has summed only over its own heads.",
-        before_f="it has come only through this rank's part of the first weight.",
+        before_f="it has passed only through this rank's part of the first weight.",
         bias="is it added before the sum, or after it?",
         norm_grad="f's backward comes before the norm's. What does it leave on each rank?",
         after="what does an all-reduce leave on each rank?",
@@ -96,7 +96,7 @@ QUESTIONS = asked(
         "Which tensors do the all-reduces sum, in forward and in backward?",
         after="is it before the all-reduce, or after it?",
         product="over which features does a rank sum?",
-        before_f="through which weights has this gradient come, on one rank?",
+        before_f="through which weights has this gradient passed, on one rank?",
         norm_grad="which collective came just before it in backward, and for which tokens?",
         gelu="each feature is complete on one rank. Which shape does the rank's part have?",
         queries="each head is complete on one rank. Which shape does the rank's part have?",
@@ -181,9 +181,9 @@ QUESTIONS = asked(
         {
             "sqrt(sum(squares) + len(squares) * common)": "this counts whole parameters once per "
             "rank. Count them once.",
-            "sqrt(squares[0] + common)": "this is only rank 0's part. Add the shards of the rest.",
+            "sqrt(squares[0] + common)": "this is only rank 0's part. Add the other shards.",
             "sqrt(sum(squares))": "this leaves out the whole parameters.",
-            "sum(squares) + common": "this is its square.",
+            "sum(squares) + common": "this is the square of the norm.",
             "sum(sqrt(square + common) for square in squares)": "norms do not add up. What does?",
         },
     ),
@@ -210,4 +210,4 @@ QUESTIONS = asked(
     where={"sqrt": sqrt, "n": "layers * count"},
 )
 
-PART = Part("06/holds", 1, "Who holds what", 8, 3, QUESTIONS)
+PART = Part("06/holds", 1, "What a rank holds", 8, 3, QUESTIONS)

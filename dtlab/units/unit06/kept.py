@@ -89,7 +89,7 @@ QUESTIONS = asked(
         "floor",
         "the limit of a rank's bytes with tensor parallelism only, for very many ranks",
         "10 * sbh",
-        "With ever more ranks the divided lines approach zero.",
+        "With more and more ranks the divided lines approach zero.",
         {
             "0": "this is the limit with sequence parallelism. What is it without?",
             "34 * sbh": "some of these lines are between f and g.",

@@ -29,27 +29,27 @@ from dtlab.units.unit06.passes import BACKWARD, FORWARD, GRADIENT, PRODUCT
 __all__ = [
     "Net",
     "build",
-    "forth_and_back",
+    "build_from_dense",
+    "forward_and_backward",
     "gradients_of",
     "linear",
-    "made_of_dense",
     "mark_products",
     "measure",
-    "own_group",
+    "process_group",
     "share",
 ]
 
 
-def own_group(groups: Groups) -> Any:
+def process_group(groups: Groups) -> Any:
     """The process group of this rank; None for all ranks."""
     process_groups = {group: dist.new_group(list(group)) for group in groups}
     return next((pg for group, pg in process_groups.items() if dist.get_rank() in group), None)
 
 
-def forth_and_back(forward: Callable[[], Any], back: Tensor, beside: Any = 0) -> Any:
+def forward_and_backward(forward: Callable[[], Any], back: Tensor, addend: Any = 0) -> Any:
     """Call `forward`, then run backward from its output, each within a marked span.
 
-    `back` is the gradient of the output. `beside` is added to the output, and gets the same tensor
+    `back` is the gradient of the output. `addend` is added to the output, and gets the same tensor
     as its gradient. Returns a copy of the output.
     """
     with span(FORWARD):
@@ -61,7 +61,7 @@ def forth_and_back(forward: Callable[[], Any], back: Tensor, beside: Any = 0) ->
         if y.requires_grad and y.shape == back.shape:
             mark_products(y)
             # Not y.backward(back), which imports a part of PyTorch's compiler: seconds.
-            ((y + beside) * back).sum().backward()
+            ((y + addend) * back).sum().backward()
     return out
 
 
@@ -81,10 +81,10 @@ def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return layer
 
 
-def made_of_dense(
+def build_from_dense(
     fn: Callable[..., Any], layers: list[Any], given: Mapping[str, Any], group: Any
 ) -> tuple[Any, list[Tensor]]:
-    """The module that `fn` makes from `layers`, and the parameters of `layers` still alive then.
+    """The module that `fn` makes from `layers`, and the parameters of `layers` still alive.
 
     Empties the list `layers`, so that the caller does not keep them alive.
     """
@@ -105,7 +105,7 @@ _NAMES = _ADDING | {"matmul", "mm", "bmm", "linear", "einsum", "tensordot", "out
 
 
 def mark_products(y: Tensor) -> None:
-    """Record a span after every matrix product that Python code makes in backward from `y`.
+    """Record a span after every matrix product that Python code computes in backward from `y`.
 
     The span's `work` is the number of multiplications. Autograd does not enter the caller's
     modes, so a hook on `y` enters the mode; autograd leaves it when backward ends. A
@@ -163,9 +163,9 @@ class Block(nn.Module):
         added: Tensor = self.narrow(F.gelu(self.wide(self.mlp_norm(x))))
         return x + added
 
-    def attend(self, own: Tensor) -> Tensor:
-        """Causal attention with the heads in `own`: all heads, or a rank's part of them."""
-        heads = own.view(*own.shape[:-1], -1, self.size).transpose(1, 2)
+    def attend(self, features: Tensor) -> Tensor:
+        """Causal attention with the heads in `features`: all heads, or a rank's part of them."""
+        heads = features.view(*features.shape[:-1], -1, self.size).transpose(1, 2)
         counts = [count * heads.shape[1] // sum(self.groups) for count in self.groups]
         q, k, v = torch.split(heads, counts, 1)
         k, v = (t.repeat_interleave(counts[0] // counts[1], 1) for t in (k, v))
@@ -204,18 +204,18 @@ def build(given: Mapping[str, Any]) -> Net:
 
 
 def share(dense: Net, plan: Mapping[str, str]) -> Net:
-    """The same model with its layers sharded over all ranks as the plan says."""
+    """The same model with its layers sharded over all ranks according to the plan."""
     net = deepcopy(dense)
     for number, block in enumerate(net.blocks):
         assert isinstance(block, Block)
         pieces = tuple(count * block.size for count in block.groups)
         for pair in (("qkv", "projection"), ("wide", "narrow")):
-            comes_in_parts = False
+            input_is_cut = False
             for name in pair:
                 kind = plan[f"{number}.{name}"]
-                own = _shared(getattr(block, name), kind, comes_in_parts, pieces)
-                setattr(block, name, own)
-                comes_in_parts, pieces = kind == "column", ()
+                layer = _shared(getattr(block, name), kind, input_is_cut, pieces)
+                setattr(block, name, layer)
+                input_is_cut, pieces = kind == "column", ()
     tied = net.head.weight is net.embedding.weight
     net.head = _shared(net.head, plan["head"])
     if plan["embedding"] == "vocabulary":
@@ -226,10 +226,10 @@ def share(dense: Net, plan: Mapping[str, str]) -> Net:
 
 
 def _shared(
-    dense: nn.Linear, kind: str, comes_in_parts: bool = False, pieces: tuple[int, ...] = ()
+    dense: nn.Linear, kind: str, input_is_cut: bool = False, pieces: tuple[int, ...] = ()
 ) -> Any:
     if kind == "row":
-        return RowParallelLinear.from_dense(dense, input_is_parallel=comes_in_parts)
+        return RowParallelLinear.from_dense(dense, input_is_parallel=input_is_cut)
     if kind == "column":
         return ColumnParallelLinear.from_dense(dense, pieces=pieces or None)
     if kind == "column+gather":

@@ -19,7 +19,7 @@ from dtlab.units.unit06.passes import Tensors, wrong_calls
 if TYPE_CHECKING:
     from torch import Tensor
 
-_BETWEEN = "No head needs another, so ranks do not communicate before the sum at the end."
+_BETWEEN = "Heads are independent, so ranks do not communicate before the sum at the end."
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,11 @@ class OfAttention(ModuleCase):
     def cut(self, whole: Tensors, place: int, ranks: int) -> Tensors:
         import torch
 
-        own = super().cut(whole, place, ranks)
+        local = super().cut(whole, place, ranks)
         for name in (name for name in whole if "qkv" in name):
             parts = torch.split(whole[name], self.pieces)
-            own[name] = torch.cat([part.chunk(ranks)[place] for part in parts])
-        return own
+            local[name] = torch.cat([part.chunk(ranks)[place] for part in parts])
+        return local
 
     def dense(self, tensors: Tensors) -> Tensor:
         import torch
@@ -108,12 +108,12 @@ class Refusing(OfAttention):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit06.on_ranks import linear, made_of_dense, own_group
+        from dtlab.units.unit06.on_ranks import build_from_dense, linear, process_group
 
         layers = [linear(*pair) for pair in given["layers"]]
         try:
-            made_of_dense(fn, layers, given, own_group(given["groups"]))
-        except Exception as error:  # whatever the learner's own raises
+            build_from_dense(fn, layers, given, process_group(given["groups"]))
+        except Exception as error:  # whatever the learner's class raises
             if "NotImplementedError" in type(error).__name__:
                 raise
             return {"raised": type(error).__name__}

@@ -96,10 +96,10 @@ class ModuleCase(Layer):
         from dtlab.training.live import held_bytes
         from dtlab.units.unit06 import on_ranks
 
-        group, x = on_ranks.own_group(given["groups"]), given["x"].requires_grad_()
+        group, x = on_ranks.process_group(given["groups"]), given["x"].requires_grad_()
         layers = [on_ranks.linear(*pair) for pair in given["layers"]]
         with finished_calls(*FINISHED, refuse=True, allowed=PAIR) as finished:
-            module, alive = on_ranks.made_of_dense(fn, layers, given, group)
+            module, alive = on_ranks.build_from_dense(fn, layers, given, group)
             values = {name: getattr(module, name, None) for name in given["names"]}
             shards = {name: value for name, value in values.items() if isinstance(value, Tensor)}
             noted = {
@@ -109,22 +109,22 @@ class ModuleCase(Layer):
                 "kept": not {*map(id, alive)} <= {*map(id, shards.values())},
             }
             if given["used"]:
-                noted["y"] = on_ranks.forth_and_back(lambda: module(x), given["back"])
+                noted["y"] = on_ranks.forward_and_backward(lambda: module(x), given["back"])
         return {**noted, **on_ranks.gradients_of({"x": x, **shards}), "finished": sorted(finished)}
 
     def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        own = self.cut(self.whole(members[0]), place, len(members))
+        local = self.cut(self.whole(members[0]), place, len(members))
         for name in self.names:
             got = result.get(name)
             if got is None:
                 yield "shards", f"there is no tensor {name}. {_NAMES}"
                 continue
-            yield from compare(result, name, "shards", own[name], self.about(name))
+            yield from compare(result, name, "shards", local[name], self.about(name))
             if name not in result["parameters"]:
                 yield "shards", f"{name} does not require a gradient: make it an nn.Parameter."
-            if got.dtype != own[name].dtype:
-                yield "shards", f"{name} has dtype {got.dtype}, not {own[name].dtype}."
-        held = sum(own[name].nbytes for name in self.names)
+            if got.dtype != local[name].dtype:
+                yield "shards", f"{name} has dtype {got.dtype}, not {local[name].dtype}."
+        held = sum(local[name].nbytes for name in self.names)
         if (result["kept"] or result["held"] > held + _SLACK) and self.topic not in self.apart:
             left = " and keeps the dense layers alive" if result["kept"] else ""
             message = f"it holds {amount(result['held'])}{left}; its shards have {amount(held)}"
@@ -166,11 +166,11 @@ class ResidentShards(ResidentCase):
 def _make(given: dict[str, Any], fn: Callable[..., Any], width: int, mark: Mark) -> Any:
     from torch import nn
 
-    from dtlab.units.unit06.on_ranks import made_of_dense
+    from dtlab.units.unit06.on_ranks import build_from_dense
 
     mark()
     layers = [nn.Linear(width * inputs, width * outputs) for inputs, outputs in given["layers"]]
-    module, _ = made_of_dense(fn, layers, given, None)
+    module, _ = build_from_dense(fn, layers, given, None)
     mark()
     return module
 
@@ -178,7 +178,7 @@ def _make(given: dict[str, Any], fn: Callable[..., Any], width: int, mark: Mark)
 # The part ----------------------------------------------------------------------------------------
 
 
-_BETWEEN = "A rank's second layer needs only the output of its first: do not communicate between."
+_BETWEEN = "A rank's second layer needs only the output of its first: do not communicate there."
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,10 @@ class OfMLP(ModuleCase):
             F.gelu(F.linear(x, first, first_bias), approximate=gelu), second, second_bias
         )
 
-    def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
-        known = super().known(name, whole, own, ranks)
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
+        known = super().known(name, whole, local, ranks)
         if name == "y":
-            by_tanh = "the output with GELU's tanh approximation, and nn.GELU() is exact"
+            by_tanh = "the output with GELU's tanh approximation, but nn.GELU() is exact"
             known[by_tanh] = self.dense(whole, "tanh")
         return known
 

@@ -33,7 +33,7 @@ FINISHED = (
     "dtlab.parallel.tensor.attention",
     "dtlab.parallel.tensor.layers",
 )
-PAIR = ("copy_to_region", "reduce_from_region")  # allowed in parts that do not ask for them
+PAIR = ("copy_to_region", "reduce_from_region")  # allowed in parts whose task is another function
 GRADIENT = "the gradient of "  # prefix of a tensor's name, in results and in messages
 
 Tensors = dict[str, "Tensor"]
@@ -145,26 +145,26 @@ class Layer(Pass):
 
         return {name: part(name, tensor) for name, tensor in whole.items()}
 
-    def own(self, rank: int, world_size: int) -> Tensors:
+    def local(self, rank: int, world_size: int) -> Tensors:
         """Copies of the tensors that this rank has."""
         members = members_of(self.groups, rank, world_size)
-        own = self.cut(self.whole(members[0]), members.index(rank), len(members))
-        return {name: tensor.clone() for name, tensor in own.items()}
+        local = self.cut(self.whole(members[0]), members.index(rank), len(members))
+        return {name: tensor.clone() for name, tensor in local.items()}
 
-    def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
         """Values of y or a gradient that known mistakes give, by their description."""
         return {
-            "times the number of ranks": own[name] * ranks,
-            "divided by the number of ranks": own[name] / ranks,
+            "times the number of ranks": local[name] * ranks,
+            "divided by the number of ranks": local[name] / ranks,
         }
 
     def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         ranks, whole = len(members), self.whole(members[0])
-        own = self.cut(whole, place, ranks)
-        for name in ("y", *(name for name in own if name.startswith(GRADIENT))):
-            known = self.known(name, whole, own, ranks)
+        local = self.cut(whole, place, ranks)
+        for name in ("y", *(name for name in local if name.startswith(GRADIENT))):
+            known = self.known(name, whole, local, ranks)
             criterion = "output" if name == "y" else "gradients"
-            yield from compare(result, name, criterion, own[name], self.about(name), known)
+            yield from compare(result, name, criterion, local[name], self.about(name), known)
 
 
 # Comparison of tensors --------------------------------------------------------------------------
@@ -202,9 +202,9 @@ def difference(got: Any, wanted: Tensor, known: Tensors) -> str:
 # Communication calls ----------------------------------------------------------------------------
 
 
-def wrong_calls(seen: Seen) -> str:
+def wrong_calls(runs: Seen) -> str:
     """A message if a rank makes wrong calls within the marked spans; empty otherwise."""
-    for run in seen:
+    for run in runs:
         if run.trial.world_size > 1:
             grouped = any(getattr(case, "groups", ()) for case in run.trial.cases)
             message = _wrong_calls(run) or ("" if grouped else unseen_collectives(run))

@@ -182,7 +182,7 @@ class Model:
             cost += self._call("all_reduce", 2 * self.tokens, forward=True)
         return cost + Cost(0 if self.tied else _BYTES * rows * self.hidden)
 
-    def _linear(self, name: str, kind: str, part_comes: bool, bias: int = 1) -> Cost:
+    def _linear(self, name: str, kind: str, cut_input: bool, bias: int = 1) -> Cost:
         inputs, outputs = self.shapes[name]
         if kind == "replicated":
             return Cost(_BYTES * outputs * (inputs + bias))
@@ -191,7 +191,7 @@ class Model:
         if kind == "row":
             cost = Cost(_BYTES * outputs * (share + bias))
             cost += self._call("all_reduce", self.tokens * outputs, forward=True)
-            return cost if part_comes else cost + self._call("all_gather", gathered, forward=False)
+            return cost if cut_input else cost + self._call("all_gather", gathered, forward=False)
         cost = Cost(_BYTES * share * (inputs + bias))
         cost += self._call("all_reduce", self.tokens * inputs, forward=False)
         return cost + self._call("all_gather", gathered, True) if "gather" in kind else cost
@@ -211,7 +211,7 @@ def model_of(given: Mapping[str, Any]) -> Model:
 #
 #     plain    only Megatron's plan fits: no calls are left for an all-gather
 #     heads    the heads of one block cannot be divided: its attention needs an extra call
-#     tight    two calls too few in each pass: the layers left whole must be the smallest ones
+#     tight    two calls too few for Megatron's plan: the layers left whole must be the smallest
 #
 # Calls are limited first. The limit on weights is that of the best plans within these calls, and
 # the limit on bytes that of the plans among these that send least. A plan must meet all three.
@@ -220,37 +220,37 @@ NAMES: Final = ("a", "b", "c")
 _MOST: Final = 12  # the largest number of plans that fit a model
 _ROOM_WEIGHTS, _ROOM_BYTES = 1.01, 1.06  # ratio of the budget to the least possible
 
-_Story = Mapping[str, Any]
-_PLAIN: Final[_Story] = {"ranks": 2, "tied": False, "heads": 4, "kv_heads": (2, 4), "spare": 0}
-_HEADS: Final[_Story] = {"ranks": 4, "tied": False, "heads": 8, "kv_heads": (2, 8), "spare": 1}
-_TIGHT: Final[_Story] = {"ranks": 3, "tied": True, "heads": 6, "kv_heads": (3, 6), "spare": -2}
+_Recipe = Mapping[str, Any]
+_PLAIN: Final[_Recipe] = {"ranks": 2, "tied": False, "heads": 4, "kv_heads": (2, 4), "spare": 0}
+_HEADS: Final[_Recipe] = {"ranks": 4, "tied": False, "heads": 8, "kv_heads": (2, 8), "spare": 1}
+_TIGHT: Final[_Recipe] = {"ranks": 3, "tied": True, "heads": 6, "kv_heads": (3, 6), "spare": -2}
 
 
 def draw_models(draw: Random) -> dict[str, Model]:
     """Three models, by name."""
-    models = [_drawn(draw, story) for story in (_PLAIN, _HEADS, _TIGHT)]
+    models = [_drawn(draw, recipe) for recipe in (_PLAIN, _HEADS, _TIGHT)]
     draw.shuffle(models)
     return dict(zip(NAMES, models, strict=True))
 
 
-def _drawn(draw: Random, story: _Story) -> Model:
+def _drawn(draw: Random, recipe: _Recipe) -> Model:
     """A model of this kind that few plans fit; the plan with whole attention must not fit."""
     for _ in range(1000):
-        model = _limited(_bare(draw, story), 7 + story["spare"], 5 + story["spare"])
+        model = _limited(_bare(draw, recipe), 7 + recipe["spare"], 5 + recipe["spare"])
         if 1 <= len(fitting(model)) <= _MOST and not model.fits(attention_left_whole(model)):
             return model
     raise AssertionError("no draw has a budget that few plans fit")
 
 
-def _bare(draw: Random, story: _Story) -> Model:
-    ranks, heads = story["ranks"], story["heads"]
+def _bare(draw: Random, recipe: _Recipe) -> Model:
+    ranks, heads = recipe["ranks"], recipe["heads"]
     hidden = heads * ranks * draw.randint(2, 4 if ranks < 4 else 2)
-    kv_heads, inner = list(story["kv_heads"]), [hidden * draw.randint(1, 2), hidden * 4]
+    kv_heads, inner = list(recipe["kv_heads"]), [hidden * draw.randint(1, 2), hidden * 4]
     draw.shuffle(kv_heads)
     draw.shuffle(inner)
     blocks = tuple(Block(*sizes) for sizes in zip(kv_heads, inner, strict=True))
     vocabulary = draw.randint(6 * hidden, 10 * hidden)
-    return Model(ranks, story["tied"], vocabulary, hidden, heads, blocks, 4 * draw.randint(3, 6))
+    return Model(ranks, recipe["tied"], vocabulary, hidden, heads, blocks, 4 * draw.randint(3, 6))
 
 
 def _limited(model: Model, forward: int, backward: int) -> Model:
@@ -266,8 +266,8 @@ def _costs(model: Model) -> Any:
     """The cost of each allowed plan, [plans, 4], in the order of `itertools.product`."""
     total = np.array([model.norms], dtype=float)
     for pair in model.pairs:
-        own = np.array(list(model.allowed(*pair).values()), dtype=float)
-        total = (total[:, None] + own[None]).reshape(-1, 4)
+        costs = np.array(list(model.allowed(*pair).values()), dtype=float)
+        total = (total[:, None] + costs[None]).reshape(-1, 4)
     return total
 
 

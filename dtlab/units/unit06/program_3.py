@@ -1,9 +1,9 @@
 """06/program_3: repair a program with two faults, one of which hides the other.
 
-    both faults           copies agree; what all ranks have whole, except for norms, moves t times
-                          as far as in one process
+    both faults           copies agree; parameters that all ranks have whole, except for norms,
+                          move t times as far as in one process
     without the sum       the norms' copies drift apart
-    with f behind norms   everything that all ranks have whole moves t times as far
+    with f after norms    all parameters that all ranks have whole move t times as far
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PART = script_part(
         {
             "ranks / 2": "that is what it is on two ranks.",
             "1": "that is the size of a right update, and what the norms' updates have.",
-            "1 / ranks": "the other way round.",
+            "1 / ranks": "that is the inverse.",
             "ranks - 1": "that is only the excess.",
         },
         tolerance=0.01,

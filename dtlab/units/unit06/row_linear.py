@@ -32,15 +32,15 @@ class Row(LinearCase):
     def sums(self) -> tuple[int, int]:
         return math.prod(self.tokens) * self.outputs, 0
 
-    def known(self, name: str, whole: Tensors, own: Tensors, ranks: int) -> Tensors:
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
         if name != "y":
-            return super().known(name, whole, own, ranks)
-        bias = own["bias"] if self.bias else 0
+            return super().known(name, whole, local, ranks)
+        bias = local["bias"] if self.bias else 0
         return {
-            "only this rank's part of the sum over ranks": self.dense(own),
-            "the sum, with the bias added once per rank": own["y"] + (ranks - 1) * bias,
-            "the sum, without the bias": own["y"] - bias,
-            "the mean over the ranks, not the sum": (own["y"] - bias) / ranks + bias,
+            "only this rank's part of the sum over ranks": self.dense(local),
+            "the sum, with the bias added once per rank": local["y"] + (ranks - 1) * bias,
+            "the sum, without the bias": local["y"] - bias,
+            "the mean over the ranks, not the sum": (local["y"] - bias) / ranks + bias,
         }
 
     def about(self, name: str) -> str:

@@ -98,9 +98,9 @@ def scene(steps: int = 4) -> Trial:
 def trials(seed: int) -> list[Trial]:
     """Draws a model unlike the notebook's, and runs one step and four, each on three ranks."""
     draw = random.Random(seed)
-    about = draw.randrange(1, 10**6), 2 * draw.randint(6, 12), 3 * draw.randint(16, 32)
+    arguments = draw.randrange(1, 10**6), 2 * draw.randint(6, 12), 3 * draw.randint(16, 32)
     depth = draw.randint(2, 4)
-    return [Trial(3, [SharedRun(*about, depth, steps)], limit=_LIMIT) for steps in (1, 4)]
+    return [Trial(3, [SharedRun(*arguments, depth, steps)], limit=_LIMIT) for steps in (1, 4)]
 
 
 def reduced(scene: Scene) -> float:
@@ -127,7 +127,7 @@ def not_shared(case: SharedRun, results: Sequence[Any], run: Observation) -> str
 
 
 def other_updates(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
-    """A message unless each first update is that of one process; goes from the loss backwards."""
+    """A message unless each first update is that of one process; begins at the loss."""
     if case.steps > 1:
         return ""
     for name in reversed(list(results[0]["after"])):

@@ -30,8 +30,8 @@ def _draw(draw: Random) -> Values:
         "vocabulary": draw.randrange(30_000, 160_000),
     }
     given["ranks"] = draw.choice([t for t in _OPTIONS if kv_heads % t == 0])
-    telling = heads % 16 and given["vocabulary"] % given["ranks"]  # 16 divides h
-    return given if telling else _draw(draw)
+    instructive = heads % 16 and given["vocabulary"] % given["ranks"]  # 16 divides h
+    return given if instructive else _draw(draw)
 
 
 def _dividing(*sizes: int) -> frozenset[str]:
@@ -82,7 +82,7 @@ QUESTIONS = asked(
         "queries_keys_values",
         "the same of the one weight for queries, keys and values, with rows [q; k; v]",
         "[rows // t, h]",
-        "Count a rank's heads of queries, of keys and of values. How many rows is each head?",
+        "Count a rank's heads of queries, of keys and of values. How many rows has each head?",
         {
             "[3 * a / t * size, h]": _AS_QUERIES,
             "[(a / t + 2 * k) * size, h]": "this has all heads of keys and values on every rank.",
@@ -99,7 +99,7 @@ QUESTIONS = asked(
         "A bias belongs to the outputs. Which outputs does a rank have, in each of the four?",
         {
             "[rows / t, h / t, f / t, h / t]": "a row parallel layer adds its bias after the sum.",
-            "[rows, h / t, f, h / t]": "this has column and row the other way round.",
+            "[rows, h / t, f, h / t]": "this exchanges column and row.",
             "[rows, h, f, h]": "nothing is divided here.",
         },
     ),

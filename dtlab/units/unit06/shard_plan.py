@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PART", "Carried", "spent", "steps_of"]
 
-_NEAR = 1e-4  # relative tolerance of a loss, and of a gradient beside its largest element
+_NEAR = 1e-4  # tolerance relative to a loss, and to the largest element of a gradient
 _ROUNDING = 0.5  # bytes
 _LIMIT = 15.0  # seconds
 
@@ -58,7 +58,7 @@ class Carried(Case):
     plan: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
-        return "a step by your plan"
+        return "a step with your plan"
 
     def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
         return self.model.given, dict(self.plan)
@@ -89,11 +89,11 @@ def spent(trace: Trace, results: Sequence[Mapping[str, float]]) -> Measured:
     """The measurements of a run of `on_ranks.measure`, with the calls and bytes of rank 0."""
     called, sent = {"forward": list[str](), "backward": list[str]()}, 0.0
     events = [event for event in trace.events if event.rank == 0]
-    for name, own in called.items():
+    for name, calls in called.items():
         (mark,) = (event for event in events if event.name == name)
         for event in events:
             if event.kind == "comm" and mark.start <= event.start <= mark.end:
-                own.append(event.name)
+                calls.append(event.name)
                 sent += bus_factor(event.name, len(results)) * event.bytes
     weights = max(float(result["weights"]) for result in results)
     cost = Cost(weights, len(called["forward"]), len(called["backward"]), sent)
@@ -140,7 +140,7 @@ def steps_of(model: Model, answer: Any, bench: Bench = HERE) -> list[Verdict]:
     assert run.trace is not None
     measured = spent(run.trace, run.results[0])
     if not measured.off <= _NEAR:
-        return [lost(f"it is {measured.off:.1%} off the dense model.")]
+        return [lost(f"its result differs from the dense model by {measured.off:.1%}.")]
     verdicts = [ok("it equals the dense model")]
     for name, wrong in _over(model, plan, measured).items():
         if wrong:
@@ -173,7 +173,7 @@ def _over(model: Model, plan: Plan, measured: Measured) -> dict[str, str]:
 def _heaviest(model: Model, plan: Plan) -> str:
     whole = [name for name, kind in plan.items() if kind == "replicated"]
     if not whole:
-        return "A row parallel layer keeps its whole bias on every rank, unlike column parallel."
+        return "Row parallel layers have a whole bias on every rank; column parallel ones do not."
     largest = max(whole, key=lambda name: model.shapes[name][0] * model.shapes[name][1])
     return f"Every rank has {', '.join(whole)} whole, and {largest} is the largest of them."
 

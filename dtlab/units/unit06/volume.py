@@ -37,7 +37,7 @@ def _draw(draw: Random) -> Values:
         "sequence": draw.choice((2048, 4096, 8192)),
         "hidden": 128 * draw.randrange(32, 128, 8),
         "layers": draw.choice((24, 32, 40, 48, 64, 80)),
-        "ranks": draw.choice((8, 16)),  # of 4, 16bsh(t-1)/t would be 12bsh
+        "ranks": draw.choice((8, 16)),  # with 4 ranks, 16bsh(t-1)/t would be 12bsh
         "kv_heads": kv_heads,
         "node": draw.choice((4, 8, 16)),
     }
@@ -155,7 +155,7 @@ QUESTIONS = asked(
         {
             "node": "how many heads does each rank have then?",
             "max(n for n in range(1, node + 1) if kv_heads % n == 0)": _GROUPS,
-            "kv_heads": "then a group does not fit into a node, or leaves GPUs over.",
+            "kv_heads": "then a group does not fit into a node, or GPUs are left over.",
             "1": "this always works. Is there a larger one?",
         },
         unit="ranks",
@@ -177,4 +177,4 @@ QUESTIONS = asked(
     },
 )
 
-PART = Part("06/volume", 1, "What is sent, and how long it takes", 8, 2, QUESTIONS)
+PART = Part("06/volume", 1, "What a rank sends, and how long it takes", 8, 2, QUESTIONS)

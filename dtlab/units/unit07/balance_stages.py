@@ -1,4 +1,4 @@
-"""07/balance_stages, extra: split layers into stages so that the slowest stage is fastest."""
+"""07/balance_stages, extra: split layers into stages with the least time of the slowest stage."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Balancing(Faulty):
         if self.topic != "large" or "did not finish" not in trouble:
             return ""
         return (
-            f"Or it would end, but takes too long: the limit is {LIMIT:g} seconds, and fewer "
-            "layers were no problem. How many cuts does it try?"
+            f"Or it is only too slow: the limit is {LIMIT:g} seconds, and with fewer layers it "
+            "finished. How many cuts does it try?"
         )
 
     def given(self, rank: int, world_size: int) -> tuple[list[float], int]:
@@ -84,12 +84,12 @@ class Balancing(Faulty):
             form = "Return a list of layers, by their numbers, for each stage: [[0, 1], [2]]."
             return f"it returns {text}. {form}"
         if len(cut) != self.stages:
-            return f"it makes {len(cut)} stages of them."
+            return f"it makes {len(cut)} stages, not {self.stages}."
         if [] in cut:
             number = cut.index([])
-            return f"stage {number} has no layer. How many does the stage before leave for it?"
+            return f"stage {number} has no layer. How many layers are left for it?"
         if [layer for stage in cut for layer in stage] != list(range(len(self.costs))):
-            return f"{text} is not every layer once, in order: a stage has consecutive layers."
+            return f"{text} must have each layer once, in order: a stage has consecutive layers."
         return ""
 
     def _known(self, cut: Cut, times: float) -> str:
@@ -136,7 +136,7 @@ def _misleading(draw: random.Random, stages: int) -> tuple[float, ...]:
 def _filled(
     costs: Sequence[float], stages: int, over: int, is_full: Callable[[float, float], bool]
 ) -> Cut:
-    """Fills each stage to the mean, with (`over`) or without the layer that passes it."""
+    """Fills each stage to the mean, with (`over`) or without the layer that exceeds it."""
     mean, cut = sum(costs) / stages, [[0]]
     for layer in range(1, len(costs)):
         filled = sum(costs[number] for number in cut[-1]) + (0 if over else costs[layer])

@@ -42,7 +42,7 @@ _ONE_TOO_MANY = "one too many: how many stages are before the last one?"
 PART = Part(
     "07/bubble",
     1,
-    "The bubble and what caps a pipeline",
+    "The bubble, and the limit of a pipeline",
     8,
     2,
     asked(
@@ -52,7 +52,7 @@ PART = Part(
             ("m, microbatches of a step", "{count}"),
             ("v, chunks on each rank", "{chunks}"),
             (
-                "what crosses a boundary",
+                "tensor that crosses a boundary",
                 "b = {size} sequences in a microbatch, s = {tokens} tokens, h = {width}",
             ),
             ("your uneven stages", "forward passes of {times} ms"),
@@ -65,7 +65,7 @@ PART = Part(
             {
                 "total": "this is over the time that the step really takes.",
                 "100 * p / m": _ONE_TOO_MANY,
-                "answer / p": "each stage waits as long as that.",
+                "answer / p": "each stage waits for the whole bubble.",
             },
             unit="%",
         ),
@@ -87,8 +87,8 @@ PART = Part(
             "[100 / p, 100 * p / (2 * p - 1)]",
             "With one microbatch, one stage works at a time. How long do p microbatches take?",
             {
-                "[100 - one for one in answer]": "this is the share of idle time.",
-                "[50, 50]": "texts say so. Draw the grid: how many cells are filled?",
+                "[100 - share for share in answer]": "this is the share of idle time.",
+                "[50, 50]": "some texts claim this. Draw the grid: how many cells are filled?",
                 "[100 / p, 100]": "all p stages work at one moment only. What about before and "
                 "after it?",
             },
@@ -108,7 +108,7 @@ PART = Part(
         ),
         number(
             "microbatches",
-            "without chunks: the fewest microbatches for at most {percent} % idle of the total",
+            "without chunks: fewest microbatches that leave at most {percent} % of the total idle",
             "ceil((p - 1) * (100 - percent) / percent)",
             "Solve (p-1)/(m+p-1) for m; round up to a whole number.",
             {
@@ -124,7 +124,7 @@ PART = Part(
             "makespan",
             "how long {inputs} microbatches take through your uneven stages, forward only",
             "makespan",
-            "Follow the first microbatch through all stages. How often does one arrive after it?",
+            "Follow the first microbatch through all stages. How often do others arrive after it?",
             {
                 "inputs * sum(times)": "here a microbatch starts only after the previous one has "
                 "left the last stage.",
@@ -139,7 +139,7 @@ PART = Part(
             "limit",
             "the largest speedup of your uneven stages over one GPU, with any m",
             "sum(times) / max(times)",
-            "In the long run: how often does a microbatch come out, and how often on one GPU?",
+            "In the long run, how often does a pipeline finish a microbatch, and one GPU?",
             {
                 "4": "this would be right if the four took the same time.",
                 "inputs * sum(times) / makespan": "this is with few microbatches. What is it with "

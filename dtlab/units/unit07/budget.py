@@ -1,7 +1,7 @@
 """07/budget: find a schedule within a time limit and a memory limit, for several settings.
 
-One rank calls `budget(setting)`. Then ranks of the course carry out the returned schedule with a
-small model, and count the microbatches that they hold. The time of a step is simulated.
+One rank calls `budget(setting)`. Then ranks run the returned schedule with a small
+model, and count the microbatches that they hold. The time of a step is simulated.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from dtlab.units.unit07.judging import Carried, train
 #
 #     batch of 16 samples      m = 4                     m = 16
 #     memory                   4 samples per microbatch  1 sample per microbatch in flight
-#     time                     4 x fixed, long ends      16 x fixed, short ends
+#     time                     4 x fixed, large bubble   16 x fixed, small bubble
 #
 # The limits of a setting are the needs of one plan, its target. No other plan of the library is
 # within both. The last setting's target lies between ZB-H1 and ZB-H2, so no library plan fits it.
@@ -148,11 +148,11 @@ def between(num_stages: int, num_microbatches: int, in_flight: int) -> Schedule:
     return as_schedule(rows)
 
 
-_ROOM, _APART = 1.002, 1.012  # times the target's seconds: the limit; the least of other plans
+_ROOM, _APART = 1.002, 1.012  # times the target's seconds: the limit; other plans exceed this
 
 # Samples; then milliseconds: backward for the input, for the weights, fixed, of a message.
 # Forward takes 10.
-_STORIES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
+_RANGES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
     "ZB-H1": ((20, 24), (8, 10, 12), (6, 8, 10), (3, 4, 5), (0, 1)),
     "2 chunks": ((12, 16, 20), (10, 12, 14), (1,), (1,), (2,)),
     "ZB-H2": ((20, 24), (8, 10, 12), (6, 8, 10), (4, 5), (6, 8, 10)),
@@ -163,31 +163,31 @@ _STORIES: Final[Mapping[str, tuple[tuple[int, ...], ...]]] = {
 def draw_settings(draw: random.Random) -> list[Setting]:
     """Draws four settings on equally many ranks; no plan of the library meets the last."""
     ranks = draw.choice((3, 4))
-    return [_drawn(draw, ranks, story) for story in _STORIES]
+    return [_drawn(draw, ranks, name) for name in _RANGES]
 
 
-def _drawn(draw: random.Random, ranks: int, story: str) -> Setting:
+def _drawn(draw: random.Random, ranks: int, name: str) -> Setting:
     """Draws a setting whose limits are met only by plans with the name `story`."""
     for _ in range(1000):
-        samples, *times = (draw.choice(each) for each in _STORIES[story])
+        samples, *times = (draw.choice(each) for each in _RANGES[name])
         setting = Setting(ranks, samples, *(1e-3 * each for each in (10, *times)))
         plans = [*library(setting)]
         targets = plans
-        if story == "between":
+        if name == "between":
             targets = [
-                Plan(story, schedule, *needs_of(setting.given, schedule))
+                Plan(name, schedule, *needs_of(setting.given, schedule))
                 for count in setting.counts
                 for in_flight in range(ranks + 1, 2 * ranks - 1)
                 for schedule in [between(ranks, count, in_flight)]
             ]
         clear = [
-            plan for plan in targets if plan.name == story and _is_clear(plan, plans, setting)
+            plan for plan in targets if plan.name == name and _is_clear(plan, plans, setting)
         ]
         if clear:
             target = draw.choice(clear)
             step = math.ceil(_ROOM * target.seconds * 1e4) / 1e4
             return replace(setting, step=step, memory=target.held)
-    raise AssertionError(f"no draw has {story} as its only plan")
+    raise AssertionError(f"no draw has {name} as its only plan")
 
 
 def _is_clear(target: Plan, plans: Sequence[Plan], setting: Setting) -> bool:
@@ -205,9 +205,9 @@ def _is_clear(target: Plan, plans: Sequence[Plan], setting: Setting) -> bool:
     )
 
 
-# The checks: a schedule for each setting, and a real step by each --------------------------------
+# The checks: a schedule for each setting, and a real step with each ------------------------------
 
-_ASKED, _LIMIT = 10.0, 20.0  # seconds: a search takes 1 s, all four steps half a second
+_SEARCH, _LIMIT = 10.0, 20.0  # seconds: a search takes 1 s, all four steps half a second
 _MOST = 5000  # actions: a schedule that fits has less than a tenth of them
 _CLOSE = 1e-9  # float rounding
 
@@ -259,7 +259,7 @@ class Planned(Faulty):
 
 @dataclass(frozen=True)
 class Stepping(Carried):
-    """Runs a step by a schedule. In the `last` setting both limits belong to "between"."""
+    """Runs a step of a schedule. In the `last` setting both limits belong to "between"."""
 
     setting: Setting
     last: bool
@@ -282,7 +282,7 @@ class Stepping(Carried):
                 "between" if self.last else "memory",
                 f"rank {peaks.index(most)} holds {most} {piece} of {share * chunks:g} samples at "
                 f"its peak, activations of {most * share:g} samples, but only {setting.memory:g} "
-                "fit. Fewer in flight, or smaller ones?",
+                "fit. Can you hold fewer, or smaller ones?",
             )
         seconds, _ = needs_of(setting.given, schedule)
         if seconds > setting.step + _CLOSE:
@@ -303,15 +303,15 @@ class Stepping(Carried):
 def _trials(seed: int) -> list[Trial]:
     """A trial with three settings that library schedules fit, and one that none of them fits."""
     cases = [Planned(setting) for setting in draw_settings(random.Random(seed))]
-    return [Trial(1, cases, limit=_ASKED)]
+    return [Trial(1, cases, limit=_SEARCH)]
 
 
-def _steps(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
-    """The trial with a real step by each schedule, once all schedules can run."""
-    if seen[0].mistakes:
+def _steps(observations: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+    """The trial with a real step of each schedule, once all schedules can run."""
+    if observations[0].mistakes:
         return []
-    settings = [case.setting for case in seen[0].trial.cases if isinstance(case, Planned)]
-    schedules = [as_schedule(results[0]["rows"]) for results in seen[0].results]
+    settings = [case.setting for case in observations[0].trial.cases if isinstance(case, Planned)]
+    schedules = [as_schedule(results[0]["rows"]) for results in observations[0].results]
     cases = [
         Stepping(schedule, number, setting, setting is settings[-1])
         for number, (setting, schedule) in enumerate(zip(settings, schedules, strict=True))

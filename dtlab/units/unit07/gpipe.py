@@ -34,7 +34,7 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Trials of small sizes, with m = p, with m < p, and with p or m of 1. The first is run."""
+    """Trials of small sizes, with m = p, m < p, p = 1 and m = 1. Ranks run the first."""
     draw = random.Random(seed)
     stages, few = draw.randint(3, 5), draw.randint(4, 6)
     sizes = [(3, draw.randint(4, 6)), (stages, stages), (few, draw.randint(2, few - 1))]

@@ -75,7 +75,7 @@ PART = Part(
             "Which stages reach their first backward before they run out of forwards?",
             {
                 "[p - i for i in range(p)]": "some of these are more than there are.",
-                "[few] * p": "this is right for GPipe. When can the last stage go backward?",
+                "[few] * p": "this is right for GPipe. When can the last stage begin backward?",
                 "[min(few, p - 1 - i) for i in range(p)]": _WARM_UP,
             },
             exact=True,
@@ -113,7 +113,7 @@ PART = Part(
                 "fixed_batch": "more microbatches of a fixed batch cost GPipe more memory",
                 "steady": "with m > p, more microbatches of a fixed size cost 1F1B no memory",
                 "smaller": "1F1B has a smaller bubble than GPipe",
-                "deeper": "under 1F1B with large m, more stages leave the first one less to keep",
+                "deeper": "with large m, more stages reduce the memory of the first under 1F1B",
                 "last": "under 1F1B the last stage keeps one microbatch's activations",
             },
             {"fixed_size", "steady", "last"},

@@ -28,7 +28,7 @@ LIMIT = 2.0  # seconds for a call without ranks: a right answer takes a hundredt
 #                                                then: on real ranks, see below
 
 _FINISHED = ("dtlab.schedules.generators", "torch.distributed.pipelining.schedules")
-_MOST, _SAID = 5_000, 3  # the most actions of a schedule; the most flaws in a message
+_MOST, _SHOWN = 5_000, 3  # the most actions of a schedule; the most flaws in a message
 _FORM = 'Return a list for each rank, with actions like "2F0" or (2, "F", 0) in it.'
 _HALVES = re.compile(r", nor \d+I\d+ and \d+W\d+")
 
@@ -100,17 +100,17 @@ class Planned(Faulty):
         return _drawn(schedule, flaws) if flaws else ""
 
 
-def written(found: Any) -> list[list[str]] | str:
+def written(returned: Any) -> list[list[str]] | str:
     """The actions of a schedule as text, row by row; a message if it is not a schedule."""
-    if isinstance(found, str) or not isinstance(found, Iterable):
-        return f"what is returned is {_named(found)}. {_FORM}"
-    rows = list(found)
+    if isinstance(returned, str) or not isinstance(returned, Iterable):
+        return f"the return value is {_named(returned)}. {_FORM}"
+    rows = list(returned)
     odd = [row for row in rows if isinstance(row, str) or not isinstance(row, Iterable)]
     if odd:
-        return f"what is returned for a rank is {_named(odd[0])}. {_FORM}"
+        return f"the return value for a rank is {_named(odd[0])}. {_FORM}"
     rows = [list(row) for row in rows]
     if sum(map(len, rows)) > _MOST:
-        return f"there are {sum(map(len, rows)):,} actions in what is returned. Where do they end?"
+        return f"the return value has {sum(map(len, rows)):,} actions. Where do they end?"
     try:
         texts = [
             [
@@ -132,7 +132,7 @@ def _odd_action(rows: Sequence[Sequence[Any]]) -> str:
             fields = [*each] if isinstance(each, Iterable) else []
             if not isinstance(each, str) and len(fields) != 3:
                 return f"entry {index} of list {rank}, {str(each)[:40]},"
-    return "something in it"
+    return "one of the entries"
 
 
 def slow(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
@@ -149,8 +149,8 @@ def slow(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
 
 def _drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
     """The messages of flaws, above the grid in which their actions are marked."""
-    messages = [flaw.message for flaw in flaws[:_SAID]]
-    messages += [f"And {len(flaws) - _SAID} more."] * (len(flaws) > _SAID)
+    messages = [flaw.message for flaw in flaws[:_SHOWN]]
+    messages += [f"And {len(flaws) - _SHOWN} more."] * (len(flaws) > _SHOWN)
     marked = {place for flaw in flaws for place in flaw.places}
     return "\n".join([*messages, grid(schedule, marked=marked)])
 
@@ -170,17 +170,17 @@ def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
                 yield Flaw("placement", message, ((rank, index),))
 
 
-def _counted(count: int, one: str, plural: str = "s") -> str:
-    return f"{count} {one}{plural * (count != 1)}"
+def _counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{plural * (count != 1)}"
 
 
-def _named(found: Any) -> str:
-    if isinstance(found, str):
+def _named(returned: Any) -> str:
+    if isinstance(returned, str):
         return "text"
-    return "None" if found is None else f"a {type(found).__name__}"
+    return "None" if returned is None else f"a {type(returned).__name__}"
 
 
-# An answer's schedule, carried out by the library's executor on ranks of the course --------------
+# An answer's schedule, which the library's executor runs on ranks --------------------------------
 #
 # rank r  its stages, drawn ── run_schedule(schedule) ──► gradients ──► are they those of one
 #                                                                       process?
@@ -231,7 +231,7 @@ def one_process(
 
 @dataclass(frozen=True)
 class Carried(Faulty):
-    """A training step by this schedule. Microbatches have two samples, the last one three."""
+    """A training step with this schedule. Microbatches have two samples, the last one three."""
 
     topic = "runs"
     guilty = ""  # a crash means that the machine was too busy
@@ -298,12 +298,12 @@ def train(given: dict[str, Any]) -> dict[str, Any]:
     return {"gradients": gradients, "peak": result.peak_in_flight}
 
 
-def carried_out(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+def carried_out(observations: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     """The trial that runs the first schedule of an answer on real ranks, if it is valid."""
-    case = seen[0].trial.cases[0]
-    if seen[0].error is not None or not isinstance(case, Planned):
+    case = observations[0].trial.cases[0]
+    if observations[0].error is not None or not isinstance(case, Planned):
         return []
-    results = seen[0].results[0]
+    results = observations[0].results[0]
     if any(name in ("complete", "runs") for name, _ in case.faults(results)):
         return []
     seed = case.stages + case.count

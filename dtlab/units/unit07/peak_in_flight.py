@@ -73,7 +73,7 @@ class Holding(Faulty):
         for rank, (peak, right) in enumerate(zip(got, peak_in_flight(self.schedule), strict=True)):
             if peak != right:
                 why = f"{_WHY[self.topic]}\n{grid(self.schedule)}"
-                yield self.topic, f"not {peak} on rank {rank}. {why}"
+                yield self.topic, f"{peak} is wrong on rank {rank}. {why}"
                 return
 
 
@@ -95,8 +95,8 @@ def any_schedule(draw: random.Random, count: int) -> Schedule:
 
 
 def _is_ready(action: Action, left: set[Action]) -> bool:
-    own = Action(action.stage, "F", action.microbatch)
-    return needs(action, 1) not in left and (action.kind == "F" or own not in left)
+    forward = Action(action.stage, "F", action.microbatch)
+    return needs(action, 1) not in left and (action.kind == "F" or forward not in left)
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -24,14 +24,13 @@ FINISHED = (
     "dtlab.parallel.pipeline.executor",
     "dtlab.parallel.pipeline.microbatches",
     "dtlab.parallel.pipeline.messages",
-    "dtlab.parallel.pipeline.messages",
     "torch.distributed.pipelining.schedules",
     "torch.distributed.pipelining.stage",
 )
 _LIMIT = 3.0  # seconds
-_NONE = 1e-6  # times a gradient: as good as zero
+_NONE = 1e-6  # factor of a gradient: a smaller one counts as zero
 _OF_TURNS = "order", "waits", "memory"  # criteria that wait for the result too
-_OWN = 1  # graphs: that of the last microbatch, to which a local name may still refer
+_LOCAL = 1  # graphs: that of the last microbatch, to which a local name may still refer
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class Running(Faulty):
         module = filled(given["kind"], given["layers"], given["state"])
         log: list[str] = []
         graphs: list[int] = []
-        _note(module, log, graphs)
+        _log_passes(module, log, graphs)
         names = ("sizes", "width", "inputs", "targets")
         with finished_calls(*FINISHED, refuse=True) as finished:
             fn(as_schedule(given["rows"]), module, *(given[name] for name in names), loss_of)
@@ -106,62 +105,62 @@ class Running(Faulty):
                 yield self.topic, f"rank {rank}: {why}"
                 return
         if self.topic == "turns":
-            yield from self._course(results)
+            yield from self._order_faults(results)
 
     def _how(
-        self, found: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
+        self, grads: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
     ) -> str:
         """Explains the gradients of all ranks, which are wrong."""
         factors = []
-        for got, right in zip(found, wanted, strict=True):
+        for got, right in zip(grads, wanted, strict=True):
             last = got[-1] if got[-1] is not None else 0 * right[-1]
             factor = float((last * right[-1]).sum() / right[-1].square().sum())
             if abs(factor) > _NONE and _is_times(factor, got, right):
                 factors.append(f"{factor:.3g}")
-        if len(factors) == len(found):
+        if len(factors) == len(grads):
             if set(factors) == {str(len(self.sizes))}:
                 return "gradients are those of the sum over the microbatches, not of the mean."
             listing = ", ".join(f"{factor} on rank {rank}" for rank, factor in enumerate(factors))
             return f"gradients are the right ones times {listing}. What is scaled already?"
         for k in (len(self.sizes) - 1, 0):
-            if self._is_of_microbatch(k, found):
+            if self._is_of_microbatch(k, grads):
                 return (
                     f"gradients are those of microbatch {k} alone. Those of all microbatches add "
                     "up: is .grad cleared or overwritten between them?"
                 )
         hints = {
             "uneven": " How much does a sample count in the mean over all samples?",
-            "any": " Ranks take microbatches in different orders: which message is whose?",
+            "any": " Ranks order microbatches differently: which microbatch is in each message?",
         }
-        hint = hints.get(self.topic) or _where(found, wanted)
+        hint = hints.get(self.topic) or _where(grads, wanted)
         return f"gradients are not those of one process.{hint}"
 
-    def _is_of_microbatch(self, number: int, found: Sequence[Sequence[Tensor | None]]) -> bool:
+    def _is_of_microbatch(self, number: int, grads: Sequence[Sequence[Tensor | None]]) -> bool:
         """Whether these are the gradients of one microbatch, averaged or weighted by its size."""
-        modules = [stage_net(self.width, 6).module(self.seed + rank) for rank in range(len(found))]
+        modules = [stage_net(self.width, 6).module(self.seed + rank) for rank in range(len(grads))]
         inputs, targets = self.batch
         alone = one_process(modules, [inputs[number]], [targets[number]])
         share = self.sizes[number] / sum(self.sizes)
         return any(
-            all(_is_times(factor, got, right) for got, right in zip(found, alone, strict=True))
+            all(_is_times(factor, got, right) for got, right in zip(grads, alone, strict=True))
             for factor in (1.0, share)
         )
 
-    def _course(self, results: Sequence[Noted]) -> Iterator[Fault]:
+    def _order_faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """Yields faults in the order of actions, and in the graphs that stay alive."""
         for rank, (row, result) in enumerate(zip(self.schedule, results, strict=True)):
             listed, done = "".join(action.kind for action in row), str(result["log"])[:200]
             if done != listed:
-                yield "order", f"rank {rank} does {done}, but its list says {listed}."
+                yield "order", f"rank {rank} does {done}, but its list is {listed}."
                 break
         for rank, result in enumerate(results):
             in_flight, graphs = 0, list(map(int, result["graphs"]))
             for kind in str(result["log"]):
-                if kind == "F" and graphs.pop(0) > in_flight + _OWN:
+                if kind == "F" and graphs.pop(0) > in_flight + _LOCAL:
                     yield (
                         "memory",
                         f"rank {rank}: when a forward begins while {in_flight} microbatches are "
-                        "in flight, more graphs than that are still there. What still refers to "
+                        "in flight, more graphs than that are still alive. What still refers to "
                         "their outputs or losses?",
                     )
                     return
@@ -169,11 +168,11 @@ class Running(Faulty):
 
 
 def _where(
-    found: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
+    grads: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]
 ) -> str:
     """A hint from the ranks whose gradients are wrong."""
-    last = len(found) - 1
-    wrong = [rank for rank in range(last + 1) if not _is_times(1.0, found[rank], wanted[rank])]
+    last = len(grads) - 1
+    wrong = [rank for rank in range(last + 1) if not _is_times(1.0, grads[rank], wanted[rank])]
     if last in wrong:
         return (
             f" Neither are those of rank {last}, which computes the loss: look at its loss, its "
@@ -186,12 +185,12 @@ def _where(
     )
 
 
-def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:
+def _log_passes(module: nn.Module, log: list[str], graphs: list[int]) -> None:
     """Makes the module log F and B, and at each F the number of graphs that are alive."""
     living: weakref.WeakSet[Callable[..., None]] = weakref.WeakSet()
     forward = module.forward
 
-    def noted(x: Tensor) -> Tensor:
+    def logged_forward(x: Tensor) -> Tensor:
         def begins(_: Tensor) -> None:  # lives as long as the graph of this forward
             log.append("B")
 
@@ -203,23 +202,23 @@ def _note(module: nn.Module, log: list[str], graphs: list[int]) -> None:
             living.add(begins)
         return output
 
-    module.forward = noted
+    module.forward = logged_forward
 
 
-def _is_times(factor: float, found: Sequence[Tensor | None], right: Sequence[Tensor]) -> bool:
+def _is_times(factor: float, grads: Sequence[Tensor | None], right: Sequence[Tensor]) -> bool:
     """Whether these are the right gradients times this factor."""
-    pairs = zip(found, right, strict=True)
+    pairs = zip(grads, right, strict=True)
     return all(got is not None and close(got, factor * wanted) for got, wanted in pairs)
 
 
-def _unwaited(seen: Seen) -> str:
+def _unwaited(observations: Seen) -> str:
     """Names a send that a rank does not wait for under 1F1B; empty if there is none."""
-    for one in of_topic(seen, "turns"):
-        for event in one.trace.events if one.trace is not None else ():
+    for run in of_topic(observations, "turns"):
+        for event in run.trace.events if run.trace is not None else ():
             if event.name == "send" and not event.extra.get("blocked", True):
                 peer = ", ".join(map(str, event.peers))
                 return (
-                    f"{one.trial.words()}: rank {event.rank} does not wait for a send to rank "
+                    f"{run.trial.words()}: rank {event.rank} does not wait for a send to rank "
                     f"{peer}. Its tensor may be freed before the send is complete."
                 )
     return ""

@@ -1,4 +1,4 @@
-"""07/run_a: repair a training on several pipelines that has two faults.
+"""07/run_a: repair the training of several pipelines, which has two faults.
 
     both faults             copies of the first stage drift apart; the last stage moves half as far
     all stages averaged     all copies agree, and every stage moves half as far
@@ -102,18 +102,18 @@ def stage_of(name: str) -> int:
     return int(name.partition(".")[0])
 
 
-def _reduced(one: Observation, rank: int) -> int:
+def _reduced(run: Observation, rank: int) -> int:
     """The bytes that a rank passes to collectives in the whole run."""
-    return sum(event.bytes for event in events_of(one, *_COLLECTIVES, rank=rank))
+    return sum(event.bytes for event in events_of(run, *_COLLECTIVES, rank=rank))
 
 
-def _too_much_sent(case: Replica, results: Sequence[Any], one: Observation) -> str:
+def _too_much_sent(case: Replica, results: Sequence[Any], run: Observation) -> str:
     """A message if a rank passes more to collectives than its stage's gradient once per step."""
     for rank in range(len(results)):
-        stage, sent = case.bytes_of(rank % case.num_stages), _reduced(one, rank)
+        stage, sent = case.bytes_of(rank % case.num_stages), _reduced(run, rank)
         if sent > _MORE * case.steps * stage + stage:  # and its parameters once, at the start
             return (
-                f"rank {rank} has {amount(sent)} in collectives in {case.steps} steps. The "
+                f"rank {rank} passes {amount(sent)} to collectives in {case.steps} steps. The "
                 f"gradient of its stage, {case.width} wide here and not 32 as in the notebook, is "
                 f"{amount(stage)}: once in a step is enough, without gradients of other stages."
             )
@@ -169,7 +169,7 @@ PART = script_part(
         "Run the program, and read the size of the first update on a rank of the last stage.",
         {
             "1": "that is the size of a right update.",
-            "1 / times": "the other way round.",
+            "1 / times": "that is the inverse.",
             "times / 2": "that is only one half of it.",
             "times * 3 / 2": "compare with one pipeline that gets the batches of both.",
         },

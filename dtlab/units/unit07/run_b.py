@@ -27,7 +27,7 @@ from dtlab.trace import Event, Trace
 #
 #     layers   12 of about 4 ms    36 others of about 0.5 ms    four ranks, twelve layers each
 #     stages   48  6  6  5         sum / max = 1.35             the largest speedup of this cut
-#     cut anew 17 16 16 16         sum / max = 3.8
+#     new cut  17 16 16 16         sum / max = 3.8
 
 Cut = list[list[int]]
 
@@ -92,8 +92,8 @@ def filled(seconds: Sequence[float], ranks: int) -> Cut:
     return cut
 
 
-_BEGUN: Final = 4  # microbatches of the slow run
-_EACH: Final = 12  # layers of a stage in the even split
+_COUNT: Final = 4  # microbatches of the slow run
+_PER_STAGE: Final = 12  # layers of a stage in the even split
 
 
 def draw_layers(draw: random.Random, ranks: int, goal: float) -> Layers:
@@ -102,13 +102,13 @@ def draw_layers(draw: random.Random, ranks: int, goal: float) -> Layers:
         slow = draw.randrange(ranks)
         most = 8 if ranks > 3 else 12
         seconds = [
-            1e-4 * (draw.randint(30, 50) if layer // _EACH == slow else draw.randint(2, most))
-            for layer in range(ranks * _EACH)
+            1e-4 * (draw.randint(30, 50) if layer // _PER_STAGE == slow else draw.randint(2, most))
+            for layer in range(ranks * _PER_STAGE)
         ]
         compiles = draw.choice([rank for rank in range(ranks) if rank != slow])
         layers = Layers(tuple(seconds), ranks, goal, compiles)
         even, greedy = layers.ceiling(layers.even), layers.ceiling(filled(seconds, ranks))
-        if 1.15 < _BEGUN * even / (even + _BEGUN - 1) < 1.25 and greedy > 1.01 * goal:
+        if 1.15 < _COUNT * even / (even + _COUNT - 1) < 1.25 and greedy > 1.01 * goal:
             best = layers.ceiling(layers.best)
             if greedy < 0.99 * best and layers.speedup(layers.best, 30) >= goal:
                 return layers
@@ -130,7 +130,7 @@ def events_of(layers: Layers) -> list[Event]:
         times = layers.times(layers.even)
         if step == 0:
             times[layers.compiles] = 1.5 * _STEPS * max(times)
-        trace = simulate(gpipe(layers.ranks, _BEGUN), _costs(times, _MESSAGE))
+        trace = simulate(gpipe(layers.ranks, _COUNT), _costs(times, _MESSAGE))
         for event in trace.events:
             events.append(replace(event, start=begin + event.start, end=begin + event.end))
             if event.kind == "compute":
@@ -141,12 +141,12 @@ def events_of(layers: Layers) -> list[Event]:
 
 def _pieces(layers: Layers, span: Event, step: int) -> Iterator[Event]:
     """The layers inside a stage's forward; inside its backward in reverse, in two pieces each."""
-    own = layers.even[span.extra["stage"]]
+    layers_inside = layers.even[span.extra["stage"]]
     if span.name == "backward":
-        own = [layer for layer in reversed(own) for _ in range(2)]
-    stretch = (span.end - span.start) / sum(layers.seconds[layer] for layer in own)
+        layers_inside = [layer for layer in reversed(layers_inside) for _ in range(2)]
+    stretch = (span.end - span.start) / sum(layers.seconds[layer] for layer in layers_inside)
     start = span.start
-    for layer in own:
+    for layer in layers_inside:
         end = start + stretch * layers.seconds[layer]
         about = {"layer": layer, "step": step}
         yield Event(span.rank, "compute", "layer", start=start, end=end, extra=about)
@@ -161,7 +161,7 @@ _SPARE: Final = 2  # with this many microbatches less, the answer must miss the 
 
 
 @dataclass(frozen=True)
-class Sight(Faulty):
+class Reading(Faulty):
     """Calls `run_b(trace, goal)` with the trace of some layers, split evenly.
 
     An unreadable answer loses "stage". It also reports the fault "form", which blocks the other
@@ -212,10 +212,10 @@ class Sight(Faulty):
         if not _is_whole(stage):
             yield "stage", '"stage" is not a whole number.'
         elif stage != layers.slow:
-            why = "Which one is never idle once the first step is over?"
+            why = "Which stage is never idle after the first step?"
             if stage == layers.compiles:
                 why = "It takes long only in the first step."
-            yield "stage", f"stage {stage} is not the one for which the others wait. {why}"
+            yield "stage", f"stage {stage} is not the stage for which the others wait. {why}"
         right = layers.ceiling(layers.even)
         if not isinstance(ceiling, int | float):
             yield "ceiling", '"ceiling" is not a number.'
@@ -224,7 +224,7 @@ class Sight(Faulty):
                 "ceiling",
                 f"you say that this cut is at most {ceiling:.2f} times as fast as one rank, but "
                 f"its ceiling is {'lower' if ceiling > right else 'higher'}. From the second "
-                "microbatch on, how often does one come out?",
+                "microbatch on, how often does the pipeline finish one?",
             )
 
     def _is_cut(self, cut: Any) -> bool:
@@ -251,7 +251,7 @@ class Sight(Faulty):
             yield (
                 "goal",
                 f"{count} microbatches with your cut are {got:.2f} times as fast as one rank, but "
-                f"the goal is {layers.goal:g}. With this cut the most is "
+                f"the goal is {layers.goal:g}. The ceiling of this cut is "
                 f"{layers.ceiling(cut):.2f}.",
             )
         elif count > _SPARE and layers.speedup(cut, count - _SPARE) >= enough:
@@ -279,12 +279,12 @@ def _plain(value: Any) -> Any:
 # A measured run with stand-in layers -------------------------------------------------------------
 
 _LONGEST: Final = 40  # microbatches of the run: a right answer has fewer
-_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python's overhead is small beside that
+_SLOWEST: Final = 0.04  # seconds of its slowest stage: Python's overhead is small in comparison
 
 
 @dataclass(frozen=True)
 class StandIns(Faulty):
-    """A step of stand-in layers by a cut. No criterion depends on it."""
+    """A step of stand-in layers with a cut. No criterion depends on it."""
 
     topic = guilty = ""
 
@@ -306,14 +306,14 @@ class StandIns(Faulty):
         return iter(())
 
 
-def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
+def _runs(observations: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
     """The trial of the first answer's cut on an emulated cluster, if it reaches the goal."""
     from dtlab.units.unit07.slow_training import stage_step  # loads torch
 
-    case = seen[0].trial.cases[0]
-    if seen[0].error is not None or not isinstance(case, Sight):
+    case = observations[0].trial.cases[0]
+    if observations[0].error is not None or not isinstance(case, Reading):
         return []
-    answer, layers = seen[0].results[0], case.layers
+    answer, layers = observations[0].results[0], case.layers
     cut, count = answer[0].get("cut"), answer[0].get("num_microbatches")
     if {"form", "goal"} & {name for name, _ in case.faults(answer)} or count > _LONGEST:
         return []
@@ -327,13 +327,14 @@ def _runs(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
 _SIMULATED = rule("goal", 0, "the cut reaches the goal, as simulated, in all three traces", "form")
 
 
-def _goal(seen: Seen) -> Verdict:
+def _goal(observations: Seen) -> Verdict:
     """Judges the goal, and adds the measured speedup to the message."""
-    verdict = _SIMULATED.judge(seen)
-    run = seen[-1].trial.cases[0]
-    if verdict.status != "ok" or seen[-1].error is not None or not isinstance(run, StandIns):
+    verdict = _SIMULATED.judge(observations)
+    last = observations[-1]
+    run = last.trial.cases[0]
+    if verdict.status != "ok" or last.error is not None or not isinstance(run, StandIns):
         return verdict
-    step = max(float(result["seconds"]) for result in seen[-1].results[0])
+    step = max(float(result["seconds"]) for result in last.results[0])
     speedup = run.num_microbatches * sum(run.seconds) / step
     return ok(f"{verdict.message}; measured here with stand-ins: {speedup:.2f} times")
 
@@ -341,8 +342,11 @@ def _goal(seen: Seen) -> Verdict:
 def _trials(seed: int) -> list[Trial]:
     """A trial with two pipelines of four ranks and one of three."""
     draw = random.Random(seed)
-    four = [Sight(draw_layers(draw, 4, 3.4)), Sight(draw_layers(draw, 4, draw.choice((3.2, 3.3))))]
-    return [Trial(1, [*four, Sight(draw_layers(draw, 3, 2.6))], limit=6.0)]
+    four = [
+        Reading(draw_layers(draw, 4, 3.4)),
+        Reading(draw_layers(draw, 4, draw.choice((3.2, 3.3)))),
+    ]
+    return [Trial(1, [*four, Reading(draw_layers(draw, 3, 2.6))], limit=6.0)]
 
 
 PART = Part(

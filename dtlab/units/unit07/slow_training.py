@@ -34,14 +34,14 @@ def layer_steps(
 
         return take
 
-    own = cut[dist.get_rank()]
-    thirds = {layer: seconds[layer] / 3 for layer in own}
+    local = cut[dist.get_rank()]
+    thirds = {layer: seconds[layer] / 3 for layer in local}
     layers = [StandIn(each, each, each, taking(layer)) for layer, each in thirds.items()]
     stage = PipelineStage(nn.Sequential(*layers))
-    took = []
+    durations = []
     for now["step"] in range(steps):
-        took.append(_step(stage, len(cut), num_microbatches))
-    return took
+        durations.append(_step(stage, len(cut), num_microbatches))
+    return durations
 
 
 def stage_step(
@@ -63,7 +63,7 @@ def stage_step(
 def _step(stage: PipelineStage, num_stages: int, num_microbatches: int) -> float:
     batch = torch.ones(num_microbatches, 1)
     dist.barrier()
-    begun = time.perf_counter()
+    start = time.perf_counter()
     run_schedule(gpipe(num_stages, num_microbatches), stage, batch, batch, mse_loss)
     dist.barrier()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start

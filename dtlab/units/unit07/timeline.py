@@ -174,9 +174,9 @@ def _rows(given: Values) -> list[tuple[str, str]]:
         lines |= {f"rank {rank}": cells for rank, cells in enumerate(grid)}
         for label, cells in lines.items():
             text = " ".join(f"{cell or '·':^3}" for cell in cells)
-            rows.append(
+            rows.append(  # with spaces that browsers keep
                 (f"{name}, {label}", f"`{text}`".replace(" ", "\u00a0"))
-            )  # kept by browsers
+            )
     return rows
 
 
@@ -232,7 +232,7 @@ PART = Part(
             "[sum(map(bool, row[: first(row)])) for row in grid_a]",
             "Count cells with an F in each row, up to the first `B` or `I`.",
             {
-                "[one - 1 for one in answer]": "one fewer each: the forward right before the "
+                "[count - 1 for count in answer]": "each is one too few: the forward before the "
                 "first backward counts as well.",
                 "[first(row) for row in grid_a]": "these are the steps in which the first "
                 "backwards run. Empty cells do not count.",
@@ -246,7 +246,7 @@ PART = Part(
             "Go along the row: one more at each F, one fewer at each B, or at each W if backward "
             "is in two pieces.",
             {
-                "answer + 1": "one too many: has one been freed before the last one came in?",
+                "answer + 1": "one too many: is a microbatch freed before the last one begins?",
                 "answer - 1": "one too few: until a backward pass ends, it needs what its forward "
                 "pass has stored.",
                 "forwards if forwards > answer + 1 else nan": "these are all forward passes of "
@@ -262,8 +262,8 @@ PART = Part(
             {
                 "[row.count('') for row in grid_a]": "these are all empty cells of a row. Those "
                 "at its ends do not count.",
-                "[one - 1 for one in answer]": "one too few in each row: first and last step "
-                "count both.",
+                "[count - 1 for count in answer]": "one too few in each row: both the first and "
+                "the last step count.",
             },
             exact=True,
         ),
@@ -287,8 +287,8 @@ PART = Part(
             "list(impossible[0])",
             "For each action: did what it needs end in an earlier step, and did it run before?",
             {
-                "waited_for(grid_b)": "this one can run: what it needs has ended. Which action "
-                "comes too soon, or again?",
+                "waited_for(grid_b)": "this action can run: what it needs has ended. Which action "
+                "runs too early, or twice?",
                 "answer[::-1]": "write the rank first.",
             },
             exact=True,
@@ -299,12 +299,12 @@ PART = Part(
             "grid B: why it cannot run there",
             _REASONS,
             "impossible[1]",
-            "Go from its cell to the left, in its own row and in the rows above and below.",
+            "Look to the left of its cell, in its own row and in the rows above and below.",
             {
                 "forward": "is it a forward pass, and what did the stage before do until then?",
                 "backward": "is it a `B` or an `I`, and what did the stage after do until then?",
-                "own": "read its own row from the left: what has the stage done with that "
-                "microbatch?",
+                "own": "read its own row from the left: which actions of that microbatch came "
+                "before?",
                 "twice": "read its own row from the left: where else is it?",
             },
         ),

@@ -51,7 +51,7 @@ class Warming(Faulty):
                 yield "steady", f"for rank {rank} it returns {shown}"
                 return
             if got != min(behind, self.count):
-                yield name, f"not {got} for rank {rank}. {self._why(rank, got)}"
+                yield name, f"{got} is wrong for rank {rank}. {self._why(rank, got)}"
 
     def _why(self, rank: int, got: int) -> str:
         behind = self.stages - 1 - rank
@@ -60,11 +60,11 @@ class Warming(Faulty):
         if not behind:
             return "It has its first gradient as soon as its first forward is complete."
         if got == behind + 1 <= self.count:
-            return "That is the most that it holds: the forward of the first pair counts with it."
+            return "That is the most that it holds, which includes the forward of the first pair."
         if got == rank:
             return "That is the reverse order: which rank waits longest for a gradient?"
         return (
-            f"{behind} stages are behind it. How many forwards can it do until the gradient of "
+            f"{behind} stages come after it. How many forwards can it do until the gradient of "
             "its first microbatch arrives?"
         )
 

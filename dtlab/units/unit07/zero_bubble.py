@@ -56,7 +56,7 @@ PART = Part(
             "(p - 1) * (f + i + w)",
             "A stage waits for p - 1 others: for everything that each does with a microbatch.",
             {
-                "(p - 1) * (f + i)": "a whole backward comes between. Both pieces of it count.",
+                "(p - 1) * (f + i)": "the wait includes a whole backward. Both pieces count.",
                 "p * (f + i + w)": "one too many: a stage does not wait for itself.",
                 "(p - 1) * (f + i - w)": "this is right for H1, where W fills in.",
             },
@@ -81,26 +81,26 @@ PART = Part(
             "Subtract from your `h1` the idle time filled by the additional warm-up forwards.",
             {
                 "(p - 1) * (f + i - w)": "this is right for H1.",
-                "(p - 1) * (f + i - 3 * w)": "one W too many: T_F + T_I - T_W is what H1 leaves.",
-                "0": "this is right if T_F + T_I = 2 T_W. Is it so for yours?",
+                "(p - 1) * (f + i - 3 * w)": "one W too many: H1 leaves T_F + T_I - T_W.",
+                "0": "this is right if T_F + T_I = 2 T_W. Is that true for yours?",
             },
             unit="ms",
         ),
         number(
             "rates",
             "the share of a step in which a stage is idle, a list of three: 1F1B, H1, H2",
-            "[100 * one / (one + m * work) for one in bubbles]",
+            "[100 * idle / (idle + m * work) for idle in bubbles]",
             "Divide idle time by idle time plus m times the work of a microbatch.",
             {
-                "[100 * one / (m * work) for one in bubbles]": "this is over the ideal time.",
-                "[100 * one / ((m + p - 1) * work) for one in bubbles]": "this divides all three "
+                "[100 * idle / (m * work) for idle in bubbles]": "this is over the ideal time.",
+                "[100 * t / ((m + p - 1) * work) for t in bubbles]": "this divides all three "
                 "by the time of a step under 1F1B. Each schedule has its own time.",
             },
             unit="%",
         ),
         number(
             "as_good",
-            "how many microbatches 1F1B needs to idle for no larger a share than H2 with your m",
+            "how many microbatches 1F1B needs for an idle share no larger than H2's with your m",
             "ceil(as_h2)",
             "Shares are equal if the bubbles over m are equal. In which direction do you round?",
             {
@@ -120,9 +120,9 @@ PART = Part(
             {
                 "[p, p, p]": "what does H2 put into the gap before the first gradient?",
                 "[p, 2 * p - 1, 2 * p - 1]": "H1 warms up as 1F1B does.",
-                "[p, p, 2 * p]": "the last one is one too many: after 2(p - 1) to warm up, how "
-                "many more?",
-                "[one - 1 for one in answer]": "these are the forwards of the warm-up alone.",
+                "[p, p, 2 * p]": "the last number is one too large: after 2(p - 1) to warm up, "
+                "how many more?",
+                "[count - 1 for count in answer]": "these are the forwards of the warm-up alone.",
             },
             exact=True,
         ),

@@ -154,7 +154,7 @@ RIGHT = [by_hand, by_the_formula]
 WRONG = {
     without_attention: {"layer": "leaves out the attention matrices"},
     one_byte_for_attention: {"layer": "How many bytes are kept for each element?"},
-    bytes_twice: {"layer": "are in it already"},
+    bytes_twice: {"layer": "are included already"},
     in_mib: {"layer": "this would be right in MiB"},
     in_fp32_and_more: {"layer": "is not it. Compute s b h"},
     attention_as_it_was: {"no_dropout": "There is dropout inside attention, too"},

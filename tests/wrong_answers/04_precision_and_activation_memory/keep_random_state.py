@@ -345,7 +345,7 @@ WRONG = {
     the_state_of_the_end_is_kept: {"after": "the state from just before it"},
     draws_a_number_to_see: {"after": "Saving a state must not change it"},
     no_finally: {"error": "Restore the state in `finally`"},
-    errors_swallowed: {"error": "the error does not come through"},
+    errors_swallowed: {"error": "the error does not reach the caller"},
     generators_forgotten: {"generators": "generator 1 draws other numbers"},
     own_generator_forgotten_beside_others: {"generators": "PyTorch's own generator draws other"},
     generators_never_put_back: {"generators": "generator 1 continues with other numbers"},

@@ -298,7 +298,7 @@ WRONG = {
     the_usual_scale: {"unscaled": "times those of the loss"},
     the_first_group_only: {"groups": "gradients are not divided by the scale"},
     without_asking_for_none: {"groups": "unsupported operand"},
-    zeros_where_there_is_no_gradient: {"groups": "leave its `.grad` at None"},
+    zeros_where_there_is_no_gradient: {"groups": "leave it at None"},
     asks_for_nan_only: {"overflow": "inf counts too"},
     asks_for_inf_only: {"overflow": "NaN counts too"},
     equal_to_inf: {"overflow": "it returns False"},

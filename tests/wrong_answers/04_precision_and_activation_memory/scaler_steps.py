@@ -160,6 +160,6 @@ WRONG = {
     one_in_the_interval: {"skipped": "this counts the good steps between two overflows"},
     one_good_step_too_many: {"skipped": "how many good steps are there"},
     every_other_step: {"skipped": "after each good step"},
-    none_any_more: {"skipped": "does not know the limit of fp16"},
-    most_of_them: {"skipped": "is not it. Follow it"},
+    none_any_more: {"skipped": "does not store the limit of fp16"},
+    most_of_them: {"skipped": "is not it. Follow the scale"},
 }

@@ -194,7 +194,7 @@ RIGHT = [by_hand, by_tensors]
 
 WRONG = {
     one_moment: {"pieces": "Adam keeps two moments"},
-    no_master: {"pieces": "from what are the 16-bit weights made"},
+    no_master: {"pieces": "what are the 16-bit weights computed from"},
     half_gradients: {"pieces": "these are 16-bit gradients only"},
     gradients_of_another_policy: {"pieces": "how many sets of gradients"},
     full_weights: {"pieces": "forward and backward compute have 16 bits"},
@@ -211,7 +211,7 @@ WRONG = {
     all_of_it: {"missing": "this is all of it"},
     four_bytes_for_the_text: {"missing": "The text counts four times two"},
     nothing_missing: {"missing": "is not it"},
-    mixed_is_half: {"ratio": "texts often say so"},
+    mixed_is_half: {"ratio": "texts often claim this"},
     without_master_weights: {"ratio": "One of the four is missing"},
     master_on_top: {"ratio": "Those have 16 bits"},
     twice_as_much: {"ratio": "is not it"},

@@ -178,7 +178,7 @@ WRONG = {
     },
     forgets_to_reset: {"reset": "an overflow ends the row"},
     counts_the_overflow: {"reset": "an overflow ends the row"},
-    begins_at_one_after_an_overflow: {"reset": "good steps: 1, not 0"},
+    begins_at_one_after_an_overflow: {"reset": "a count of 1 good steps, not 0"},
     one_good_step_less: {"reset": "an overflow ends the row"},
     one_step_too_early: {
         "growth": "good ones in a row; ",
@@ -189,7 +189,7 @@ WRONG = {
     never_grows: {"growth": "good ones in a row."},
     one_more_instead_of_twice: {"growth": "Double it"},
     counts_on_after_a_growth: {"count": "The scale has just grown"},
-    begins_at_one_after_a_growth: {"count": "good steps: 1, not 0"},
+    begins_at_one_after_a_growth: {"count": "a count of 1 good steps, not 0"},
     does_not_count: {"count": "This step was good, too"},
     returns_the_scale_alone: {"backoff": "returns a float, not a pair"},
     returns_nothing: {"backoff": "returns None, not a pair"},

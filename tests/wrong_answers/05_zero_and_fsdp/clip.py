@@ -214,7 +214,7 @@ WRONG = {
     sum_of_norms: {"norm": "the sum of the ranks' norms"},
     mean_of_norms: {"norm": "the mean of the ranks' norms"},
     the_largest: {"norm": "That is the largest norm"},
-    without_the_root: {"norm": "That is its square"},
+    without_the_root: {"norm": "That is the square of the norm"},
     returns_nothing: {"norm": "returns NoneType"},
     sum_of_the_norms_of_pieces: {"norm": "a sum of the norms of pieces"},
     norms_of_pieces_in_a_root: {"norm": "a sum of the norms of pieces"},

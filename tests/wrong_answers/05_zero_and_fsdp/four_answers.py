@@ -160,7 +160,7 @@ WRONG = {
     eight_or_sixteen: {"policy": "divide GB by billions"},
     policy_as_a_number: {"policy": "none of the options"},
     master_on_every_rank: {"stage_1": "this keeps the whole master copy"},
-    buffer_divided_too_early: {"stage_1": "divides the buffer for gradients at stage 1"},
+    buffer_divided_too_early: {"stage_1": "this divides the buffer, which accumulates"},
     all_divided: {"stage_1": "as stage 3 does"},
     nothing_divided: {"stage_1": "is not it. For each policy"},
     forgets_the_last_policy: {"stage_1": "Look at the fourth entry."},

@@ -225,7 +225,7 @@ WRONG = {
     the_optimizer_alone: {"held": "What else is there?", "training": "returns the losses"},
     the_microbatches_alone: {"steps": "have the same values"},
     never_reduced: {"steps": "have the same values", "held": "What else is there?"},
-    reduced_twice: {"training": "Each gradient is reduced once in a step"},
+    reduced_twice: {"training": "Reduce each gradient once in a step"},
     the_whole_batch_at_once: {"training": "computes 8 samples at once"},
     whole_parameters_are_kept: {"held": "What else is there?"},
     not_sharded_any_more: {"held": "100% of the model is whole", "training": "samples at once"},

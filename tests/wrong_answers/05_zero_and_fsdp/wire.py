@@ -151,7 +151,7 @@ WRONG = {
     only_gathered: {"kept": "is not it. Take your `stage_3`"},
     sixteen_bits: {"gigabytes": "sends gradients in 16 bits"},
     all_in_fp32: {"gigabytes": "gathers weights in fp32"},
-    wrong_way_round: {"gigabytes": "the other way round"},
+    wrong_way_round: {"gigabytes": "exchanges the two dtypes"},
     elements_for_bytes: {"gigabytes": "how many bytes has each"},
     falls: {"each": "this holds for stages 0 and 1"},
     grows: {"each": "a step sends more"},

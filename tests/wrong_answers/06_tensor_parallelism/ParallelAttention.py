@@ -289,7 +289,7 @@ WRONG = {
     KeysAndValuesSwapped: {"output": "y is off"},
     WithoutF: {"gradients": "the gradient of x is off"},
     BiasThroughF: {"gradients": "times the number of ranks"},
-    GatheredBetween: {"calls": "No head needs another"},
+    GatheredBetween: {"calls": "Heads are independent"},
     XFromTheFirst: {"calls": "broadcast"},
     Repeated: {"grouped": "which queries use keys 0"},
     ThirdsAlways: {"grouped": ""},

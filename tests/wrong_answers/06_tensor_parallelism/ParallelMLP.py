@@ -364,7 +364,7 @@ WRONG = {
     WithoutF: {"gradients": "the gradient of x is off"},
     EverythingByItself: {"gradients": "is missing", "memory": "clone()"},
     BiasThroughF: {"gradients": "times the number of ranks"},
-    GatheredBetween: {"calls": "do not communicate between"},
+    GatheredBetween: {"calls": "do not communicate there"},
     XFromTheFirst: {"calls": "broadcast"},
     TwoSums: {"calls": "all_reduce"},
     Views: {"memory": "clone()"},

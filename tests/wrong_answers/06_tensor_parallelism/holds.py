@@ -234,7 +234,7 @@ WRONG = {
     whole_ones_counted_often: {"norm": "once per rank"},
     rank_0_alone: {"norm": "this is only rank 0's part"},
     shards_alone: {"norm": "leaves out the whole parameters"},
-    squared: {"norm": "this is its square"},
+    squared: {"norm": "this is the square of the norm"},
     norms_added: {"norm": "norms do not add up"},
     mean_of_ranks: {"norm": "is not it"},
     gathers_between_halves: {"claims": "which input does the row half need"},

@@ -154,7 +154,7 @@ WRONG = {
     one_rank: {"floor": "are between f and g"},
     no_masks: {"floor": "masks outside of attention"},
     floor_divided: {"floor": "lines that are not divided"},
-    the_divided_part: {"floor": "is not it. With ever more ranks"},
+    the_divided_part: {"floor": "is not it. With more and more ranks"},
     without_sequence_parallelism: {"both": "tensor parallelism only"},
     both_undivided: {"both": "this is not divided"},
     matrices_kept: {"both": "still has attention matrices"},

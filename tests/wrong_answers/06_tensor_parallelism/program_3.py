@@ -279,7 +279,7 @@ RIGHT = [f_behind_the_norm, only_the_norms_summed, a_hook, said_the_other_fault]
 WRONG = {
     on_two_ranks: {"number": "that is what it is on two ranks"},
     as_the_norms: {"number": "what the norms' updates have"},
-    the_other_way_round: {"number": "the other way round"},
+    the_other_way_round: {"number": "that is the inverse"},
     the_excess: {"number": "only the excess"},
     the_line_of_the_products: {"line": "does what it should here"},
     the_line_of_the_sum: {"line": "which are only parts?"},

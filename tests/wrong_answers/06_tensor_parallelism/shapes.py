@@ -180,7 +180,7 @@ WRONG = {
     half_heads: {"queries_keys_values": "no rank would have a whole head"},
     queries_only: {"queries_keys_values": "is not it. Count a rank's heads"},
     all_biases_divided: {"biases": "adds its bias after the sum"},
-    biases_of_rows: {"biases": "column and row the other way round"},
+    biases_of_rows: {"biases": "this exchanges column and row"},
     whole_biases: {"biases": "nothing is divided here"},
     biases_of_inputs: {"biases": "is not it. A bias belongs to the outputs"},
     everything_divided: {"parameters": "this divides everything"},

@@ -179,7 +179,7 @@ RIGHT = [by_hand, by_a_walk]
 WRONG = {
     over_all: {"ideal": "over the time that the step really takes"},
     a_stage_too_many: {"ideal": "one too many: how many stages"},
-    over_stages_too: {"ideal": "each stage waits as long"},
+    over_stages_too: {"ideal": "each stage waits for the whole bubble"},
     twice_the_ideal: {"ideal": "is not it. How many microbatches does a stage compute"},
     over_ideal: {"total": "this is over the ideal time"},
     computing: {"total": "this is the share of computing"},

@@ -375,7 +375,7 @@ RIGHT = [
 
 WRONG = {
     as_it_should_be: {"number": "the size of a right update"},
-    the_other_way_round: {"number": "the other way round"},
+    the_other_way_round: {"number": "that is the inverse"},
     a_quarter: {"number": "only one half of it"},
     of_one_batch: {"number": "the batches of both"},
     the_line_of_the_loss: {"line": "does what it should here"},

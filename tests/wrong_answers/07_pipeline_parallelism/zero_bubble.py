@@ -160,7 +160,7 @@ stepping = because("optimizer")
 RIGHT = [by_hand, by_fractions]
 
 WRONG = {
-    without_w: {"one_f_one_b": "Both pieces of it count"},
+    without_w: {"one_f_one_b": "Both pieces count"},
     waits_for_itself: {"one_f_one_b": "does not wait for itself"},
     h1_for_1f1b: {"one_f_one_b": "this is right for H1"},
     one_stage_only: {"one_f_one_b": "is not it"},
@@ -170,7 +170,7 @@ WRONG = {
     half_a_w: {"h1": "is not it"},
     h1_for_h2: {"h2": "this is right for H1"},
     three_w: {"h2": "one W too many"},
-    none_at_all: {"h2": "Is it so for yours?"},
+    none_at_all: {"h2": "Is that true for yours?"},
     as_if_1f1b: {"h2": "is not it"},
     over_the_ideal: {"rates": "this is over the ideal time"},
     over_one_step: {"rates": "Each schedule has its own time"},
@@ -184,7 +184,7 @@ WRONG = {
     as_many: {"as_good": "is not it"},
     all_alike: {"memory": "what does H2 put into the gap"},
     h1_as_h2: {"memory": "H1 warms up as 1F1B does"},
-    twice_as_many: {"memory": "the last one is one too many"},
+    twice_as_many: {"memory": "the last number is one too large"},
     warm_up_only: {"memory": "forwards of the warm-up"},
     h2_keeps_less: {"memory": "is not it"},
     filling: {"why": "That is not the reason"},
