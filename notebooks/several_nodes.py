@@ -203,7 +203,7 @@ def what_does_not_fit(everyone: Sequence[Rank]) -> list[str]:
     for card, ranks in holders.items():
         if card != "cpu" and len(ranks) > 1:
             said.append(
-                f"One card is shared by {named(ranks)}: {card}. Each needs a card of its own: "
+                f"One card is shared by {named(ranks)}: {card}. Each rank needs its own card: "
                 "start one torchrun on each node, with no more ranks than the node has cards."
             )
     return said

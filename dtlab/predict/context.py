@@ -12,7 +12,7 @@ Ring attention hides its messages if a round computes for longer than its block 
 per rank need 4 c^2 h operations and send 2 c h elements of 2 bytes, so c >= F / B for F operations
 and B bytes per second; causal and balanced, half the operations, c >= 2 F / B.
 
-Fields: a layer with kernel k and dilation d looks d (k-1)/2 cells far on each side. A tile sends
+Fields: a layer with kernel k and dilation d reaches d (k-1)/2 cells on each side. A tile sends
 its border and computes its area.
 
 Korthikanti et al. 2022 (Megatron), Jacobs et al. 2023 (Ulysses), Liu et al. 2023 (ring attention,

@@ -92,7 +92,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
     for rank in range(num_stages):
         forward, backward = (_actions(rank, kind, range(num_microbatches)) for kind in "FB")
         # This rank first runs a forward for each later rank: the first gradient takes that long.
-        # Then it runs a forward and a backward in turns, and at last the remaining backwards.
+        # Then it runs a forward and a backward in turns, and finally the remaining backwards.
         schedule.append(_in_turns(forward, backward, warm_up=num_stages - 1 - rank))
     return schedule
 

@@ -8,7 +8,7 @@
     │ rank 2 │ rank 3 │                 . 0 0 0 1        3 a corner: it comes from rank 3
     └────────┴────────┘                 . 2 2 2 3
 
-A stencil or a convolution that looks w cells far needs a halo of width w. The axes are exchanged
+A stencil or a convolution that reaches w cells needs a halo of width w. The axes are exchanged
 one after the other, in the order of the mesh: here first rows, then columns with the rows' halos.
 So the corners arrive in two steps, without a message between diagonal neighbours. A tile of H x W
 cells with C channels sends 2 w W C elements for the rows and 2 w (H + 2 w) C for the columns; it

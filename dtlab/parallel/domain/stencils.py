@@ -1,4 +1,4 @@
-"""Two simulations on a grid whose step looks one cell far: heat, and shallow water.
+"""Two simulations on a grid whose step reaches one cell: heat, and shallow water.
 
 Each step takes a field with a halo of width 1 and returns the field without it, by slices alone.
 So four tiles compute the same numbers as one, to the last bit:

@@ -454,7 +454,7 @@ def _change(estimate: Estimate, cost: str) -> str:
                     sequence_parallel=plan.sequence_parallel and plan.tensor > 2),
         ),
         "data parallelism": (
-            "One ZeRO stage less", replace(plan, zero=plan.zero - 1) if plan.zero else None,
+            "The next lower ZeRO stage", replace(plan, zero=plan.zero - 1) if plan.zero else None,
         ),
     }  # fmt: skip
     if cost not in remedies:
