@@ -10,14 +10,17 @@ from dtlab.grading.questions.declared import asked, number
 
 
 def _draw(draw: Random) -> Values:
-    kernels = draw.sample((3, 5, 7), 2)
-    root = draw.choice((4, 8))
+    first, second = draw.sample((3, 5, 7), 2)
+    dilation, root = draw.choice((2, 3, 4)), draw.choice((4, 8))
+    width = dilation * (first - 1) // 2 + (second - 1) // 2 + 1
+    # A strip has at least as many rows as the halo, and at least one on four times as many ranks.
+    side = 4 * root * root * (-(-width // 4) + draw.randrange(2))
     return {
-        "first": kernels[0],
-        "dilation": draw.choice((2, 3, 4)),
-        "second": kernels[1],
+        "first": first,
+        "dilation": dilation,
+        "second": second,
         "third": 3,
-        "side": draw.choice((256, 320, 384, 512)),
+        "side": side,
         "channels": draw.choice((16, 24, 32)),
         "root": root,
         "ranks": root * root,
@@ -88,8 +91,9 @@ _QUESTIONS = asked(
     ),
     number(
         "growth",
-        "four times as many ranks on the same field: by which factor change what a strip sends, "
-        "and what a square sends without its corners? [strips, squares]",
+        "four times as many ranks on the same field, now for a halo of one cell: by which factor "
+        "change what a strip sends, and what a square sends without its corners? "
+        "[strips, squares]",
         "[1, 0.5]",
         "What happens to the length of the border?",
         {
