@@ -128,6 +128,14 @@ def test_a_number_is_right_wrong_for_a_known_reason_or_told_where_to_look(
     assert (verdict.status, words in verdict.message) == (status, True), verdict
 
 
+@pytest.mark.parametrize(("answer", "words"), [(-0.37, "-0.37 is rounded too far: 0.5 %"),
+                                                (-0.3, "is not it"), (0, "is not it")])
+def test_a_right_number_with_too_few_decimals_is_called_so(answer: float, words: str) -> None:
+    number = Number(lambda given: -0.3742, (), "Look.", tolerance=0.005)
+    assert number.judge(-0.374, {}).status == "ok"
+    assert words in number.judge(answer, {}).message
+
+
 # Shapes: what is said of them comes before any hint ---------------------------------------------
 
 PAIR = Number(

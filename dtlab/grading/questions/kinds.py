@@ -108,6 +108,8 @@ class Number:
                 if close(got, value, self.tolerance):
                     return lost(f"{written(got, self.unit)}: {mistake.why}")
         shown = written(readings[0], self.unit if len(readings) == 1 else "")
+        if self.tolerance and _is_rounded(readings[0], wanted):
+            return lost(f"{shown} is rounded too far: {100 * self.tolerance:g} % off is allowed.")
         hint = self._in_twin(readings[0], wanted) or self.hint
         return lost(trouble or f"{shown} is not it. {hint}{self._where(readings[0], wanted)}")
 
@@ -152,6 +154,14 @@ class Number:
                 lambda given: _times(self.expected(given), 1 / size),
                 f"this would be right in {name} (powers of 1024); {self.unit} are powers of 1000.",
             )
+
+
+def _is_rounded(got: Nested, wanted: Nested) -> bool:
+    """Whether a number is the wanted one, rounded to the decimals that it has."""
+    if isinstance(got, list) or isinstance(wanted, list):
+        return False
+    decimals = len(f"{float(got)!r}".rstrip("0").partition(".")[2])
+    return got != 0 and round(float(wanted), decimals) == got
 
 
 @dataclass(frozen=True)

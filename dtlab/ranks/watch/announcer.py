@@ -161,7 +161,7 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
     if size == 1:
         return f"{text} On one rank there is no neighbour: send and receive nothing."
     if peer == 1 - number and size > 2:
-        return f"{text} 1 - rank is the other rank only if there are two ranks."
+        return f"{text} If you wrote 1 - rank: that is the other rank only if there are two ranks."
     if peer == number + 1:
         return (
             f"{text} The last rank has no right neighbour: in a ring it is (rank + 1) % {size}; "

@@ -111,7 +111,7 @@ def _first_step(most: float) -> Objection:
                 rows, columns = (sorted(set(side.tolist())) for side in wrong.nonzero().T)
                 return (
                     f"{int(wrong.sum())} of the {wrong.numel()} cells of rank {rank} differ from "
-                    f"one process. They are in {_named('row', rows)} and "
+                    f"one process. They are in {_named('row', rows)}, and in "
                     f"{_named('column', columns)} of its tile."
                 )
         return ""

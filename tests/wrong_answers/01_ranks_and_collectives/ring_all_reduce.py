@@ -610,7 +610,7 @@ WRONG = {
     all_gather_off_by_one: {"result": "2 ranks, 6 elements, rank 0: elements 0 to 2 hold"},
     all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "This is half a ring"},
     rebinds_the_chunks: {"result": "chunks[i] = ... changes only your list of chunks"},
-    sends_to_one_minus_rank: {"result": "1 - rank is the other rank only if there are two"},
+    sends_to_one_minus_rank: {"result": "that is the other rank only if there are two"},
     average: {"result": "this is the average; the sum is asked for"},
     returned_but_not_in_place: {"result": "you return the right sum but leave `tensor` unchanged"},
     fp64_on_the_wire: {"bytes": "float64: send the tensor's own dtype"},
