@@ -326,11 +326,12 @@ def _points(rows: Sequence[Row], with_extra: bool = True) -> str:
     """Returns the points in words: "8 of 18 points, 0 of 14 extra"."""
     required, extra = _split(rows)
     done, total = _sum(rows)
-    replaced = _number(done - sum(row.points for row in required))
-    source = f" ({replaced} from extra parts)" if replaced != "0" else ""
+    replaced = done - sum(row.points for row in required)
+    source = f" ({_number(replaced)} from extra parts)" if replaced > 1e-9 else ""
     words = [f"{_number(done)} of {_number(total)} points{source}"] if required else []
-    if extra and with_extra:
-        earned, of = sum(row.points for row in extra), sum(row.part.points for row in extra)
+    earned, of = (sum(row.points for row in extra) - replaced,
+                  sum(row.part.points for row in extra) - replaced)  # fmt: skip
+    if with_extra and of > 1e-9:
         words.append(f"{_number(earned)} of {_number(of)} extra")
     return ", ".join(words)
 

@@ -213,5 +213,4 @@ PART = Part(
             rule("rounds", 2, "four blocks, from zeros and -inf", "out", "total", "inputs"),
         ),
     ),
-    reference="dtlab.parallel.context.simple_ring_attention",
 )
