@@ -178,7 +178,7 @@ def attention_rounds(
     words += "." if share > 0.999 else "; in each round they wait for the slowest."
     axes.text(4.75, 0.2, words, fontsize=8.5, color=INK, va="center")
     told = "; ".join(
-        f"rank {rank}: {', '.join(f'{100 * part:.0f}' for part in row)}"
+        f"rank {rank}: {', '.join(f'{100 * part:.3g}' for part in row)}"
         for rank, row in enumerate(100 * work / work.sum() / 100)
     )
     figure.alt_text = f"{heading} ({below}). Percent of all work by round, {told}. {words}"
