@@ -250,12 +250,13 @@ def test_the_table_at_the_top_is_what_the_parts_say(unit: str, level: str) -> No
     parts = [p for p in PARTS if (p.unit, f"level-{p.level}") == (unit[:2], level)]
     title = read(ROOT / "solutions" / unit / f"{level}.ipynb").cells[0].source
     rows = rows_of_table(title)
-    assert len(rows) == len(parts), f"{len(parts)} parts, {len(rows)} rows"
+    named = f"{[part.symbol for part in parts]} in PARTS of dtlab/units/unit{unit[:2]}/__init__.py"
+    assert len(rows) == len(parts), f"{named}, but {len(rows)} rows"
     for part, row in zip(parts, rows, strict=True):
         said = " ".join(row)
         assert f"`{part.symbol}`" in said
         assert row[-3:] == [f"{part.points:g}", str(part.minutes), part.dots], part.name
-        assert ("extra" in said) == part.stretch, f"{part.name}: say that it is extra, or not"
+        assert ("extra" in said) == part.stretch, f"{part.name}: 'extra' is for stretch=True"
 
 
 @part_by_name

@@ -60,7 +60,7 @@ def test_every_part_has_its_answers(part: Part) -> None:
 @pytest.mark.parametrize("known", KNOWN, ids=name_of)
 def test_every_criterion_is_the_sole_loss_of_some_wrong_answer(known: Answers) -> None:
     sole = {next(iter(losses)) for losses in known.wrong.values() if len(losses) == 1}
-    assert sole == known.criteria
+    assert sole == known.criteria, f"no wrong answer loses only {known.criteria - sole or sole}"
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=name_of)

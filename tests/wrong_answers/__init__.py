@@ -86,12 +86,14 @@ class Answers:
         for remark, first in pairwise(report.criteria):
             if remark.status == "open" and not remark.points:  # a function that is not written
                 said[first.name] = remark.message
+        unearned = [one.name for one in report.criteria if one.points and one.status != "ok"]
+        kept = f"right, but not all points: {', '.join(unearned)}"
         unsaid = [name for name in expected if name in said and expected[name] not in said[name]]
         return [
             *(f"{name} should be lost and is not" for name in expected if name not in said),
             *(f"{name} is lost: {said[name]}" for name in said if name not in expected),
             *(f"{name}: {expected[name]!r} is not in {said[name]!r}" for name in unsaid),
-            *(["right, but not all points"] if not expected | said and not report.passed else []),
+            *([kept] if not expected | said and not report.passed else []),
         ]
 
     @property
