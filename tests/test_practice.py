@@ -6,6 +6,7 @@ import html
 import json
 import linecache
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,17 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 import dtlab
 from dtlab.errors import DtlabError, MismatchError, RankTimeoutError, Waiting
+from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.numbered import case_of, numbered
+from dtlab.grading.checking.replay import wrong_in
 from dtlab.grading.checking.trials import BEGIN, Observation, Trial
 from dtlab.grading.parts import check
 from dtlab.grading.practice import practice
 from dtlab.grading.report import Report
+from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit01.calls import AllReduce, Answer
+from tests.staying import BENCH
+from tests.wrong_answers import Answers, known_answers
 
 
 def average(value: float) -> float:
@@ -366,3 +372,25 @@ def test_a_message_belongs_to_the_case_whose_words_it_begins_with() -> None:
     assert number("3 ranks: 4 kB left rank 0") == 4
     assert number("each rank sent 0 bytes") == 1
     assert case_of("2 ranks", []) is None
+
+
+# A case of a right answer ------------------------------------------------------------------------
+
+ON_RANKS = [
+    known
+    for known in known_answers()
+    if isinstance(known.part.check, Check) and not isinstance(known.part.check, MendScript)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("known", ON_RANKS, ids=lambda known: known.part.name)
+def test_no_fault_is_found_in_a_case_of_a_right_answer(known: Answers) -> None:
+    """Not even where criteria judge several cases together, which one case does not show."""
+    judging = known.part.check
+    judging.prepare(BENCH)
+    cases = [(trial, case) for trial in judging.trials(0) for case in trial.cases]
+    for number in {1, 2, len(cases)} & {*range(1, len(cases) + 1)}:
+        trial, case = cases[number - 1]
+        one = BENCH.observe(replace(trial, cases=[case.labelled()[0]]), known.right[0])
+        assert wrong_in(judging, one, is_first=number == 1) == []

@@ -29,10 +29,14 @@ UNANSWERED = Verdict("open", "not answered yet")
 
 @dataclass(frozen=True)
 class Judging:
-    """A judge, and the message `right` for a correct answer."""
+    """A judge, and the message `right` for a correct answer.
+
+    `by_case` says that it judges each case alone, so that it can judge a single one too.
+    """
 
     right: str
     judge: Judge
+    by_case: bool = False
 
     def __call__(self, observations: Sequence[Observation]) -> Verdict:
         return self.judge(observations)

@@ -167,7 +167,7 @@ def rule(
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
 
-    return Rule(name, points, Judging(right, judged), after)
+    return Rule(name, points, Judging(right, judged, by_case=True), after)
 
 
 def _unfinished(seen: Seen) -> str:
@@ -296,7 +296,7 @@ def criterion(
         message = failure or next(_messages(seen, objections), "")
         return lost(message) if message else ok(right)
 
-    return Rule(name, points, Judging(right, judge), after)
+    return Rule(name, points, Judging(right, judge, by_case=True), after)
 
 
 def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:

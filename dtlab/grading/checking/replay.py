@@ -18,8 +18,9 @@ from dtlab.ranks.system import has_front_end
 if TYPE_CHECKING:
     from dtlab.show import Figure
 
-__all__ = ["offer", "replay"]
+__all__ = ["offer", "replay", "wrong_in"]
 
+_TOGETHER = "No fault shows in this case alone. The report judges several cases together."
 _MOST = 200  # lines that are shown of what the ranks print
 
 
@@ -55,7 +56,9 @@ def replay(
 
     for figure in _figures(one):
         show_bundle(figure._repr_mimebundle_()[0])
-    print("\n".join(_wrong(check, one)) or "The result of this case is right.")
+    found = wrong_in(check, one, is_first=number == 1)
+    alone = number == 1 or _judges_cases_alone(check)
+    print("\n".join(found) or ("The result of this case is right." if alone else _TOGETHER))
     print("".join(f"{warning}\n" for warning in one.warnings), end="")
 
 
@@ -74,13 +77,21 @@ def _figures(one: Observation) -> Iterator[Figure]:
         yield waits(one.error.running, one.trial.world_size)
 
 
-def _wrong(check: Check, one: Observation) -> list[str]:
-    """What is wrong with the case, each message once."""
+def wrong_in(check: Check, one: Observation, *, is_first: bool) -> list[str]:
+    """What is wrong with a case, each message once.
+
+    Criteria that judge several cases together judge at most the first one alone.
+    """
     by_case = isinstance(one.trial.cases[0], Faulty)
     messages = [fault([one], rule.name) for rule in check.rules] if by_case else one.mistakes
-    if not any(messages):  # the ranks may have sent, called or held too much
+    alone = is_first or _judges_cases_alone(check)
+    if alone and not any(messages):  # the ranks may have sent, called or held too much
         messages = [found.message for found in check.settle([one]) if found.status == "lost"]
     return list(dict.fromkeys(as_text(text) for text in messages if text not in ("", UNREADABLE)))
+
+
+def _judges_cases_alone(check: Check) -> bool:
+    return all(getattr(rule.judge, "by_case", False) for rule in check.rules)
 
 
 def offer(

@@ -145,8 +145,8 @@ def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
 
 def _wrong_in_groups(seen: Seen) -> str:
     """A message about groups whose members are not the first ranks of the world, or empty."""
-    run = next(run for run in seen if calls_of(run)[0].groups)
-    return run.mistakes[0] if run.mistakes else ""
+    runs = [run for run in seen if calls_of(run)[0].groups]
+    return next((run.mistakes[0] for run in runs if run.mistakes), "")
 
 
 judge_subgroups = after_result("right on groups of some of the ranks too", _wrong_in_groups)
