@@ -29,13 +29,13 @@ def test_ring_attention_in_contiguous_order_leaves_early_ranks_idle() -> None:
     count = shapes(figure)
     assert (count["seen"], count["unseen"]) == (10, 6)
     # 8 half blocks of work, in the time of 14: the diagonal, then three full rounds.
-    assert "rank 0: 6, 0, 0, 0; rank 1: 6, 12, 0, 0;" in figure.alt_text
+    assert "rank 0: 6.25, 0, 0, 0; rank 1: 6.25, 12.5, 0, 0;" in figure.alt_text
     assert "The ranks work 57% of the time; in each round they wait" in figure.alt_text
 
 
 def test_zigzag_order_gives_every_rank_the_same_work_in_every_round() -> None:
     figure = attention_rounds(4, zigzag=True)
-    assert "rank 0: 6, 6, 6, 6; rank 1: 6, 6, 6, 6;" in figure.alt_text
+    assert "rank 0: 6.25, 6.25, 6.25, 6.25; rank 1: 6.25, 6.25, 6.25, 6.25;" in figure.alt_text
     assert figure.alt_text.endswith("The ranks work 100% of the time.")
     assert shapes(attention_rounds(3, causal=False))["unseen"] == 0
 

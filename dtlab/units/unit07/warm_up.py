@@ -48,8 +48,8 @@ class Warming(Faulty):
             name = "last" if not behind else "steady" if self.count >= self.stages else "few"
             if got is None:
                 shown = f"{str(text)[:60]}, which is not a whole number."
-                yield "steady", f"for rank {rank} it returns {shown}"
-                return
+                yield name, f"for rank {rank} it returns {shown}"
+                continue
             if got != min(behind, self.count):
                 yield name, f"{got} is wrong for rank {rank}. {self._why(rank, got)}"
 

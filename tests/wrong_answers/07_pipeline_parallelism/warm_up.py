@@ -113,9 +113,9 @@ RIGHT = [right, counted, a_tensor, as_a_float]
 
 WRONG = {
     untouched: {"steady": "is not written yet"},
-    nothing: {"steady": "not a whole number"},
-    a_half: {"steady": "not a whole number"},
-    actions_in_place_of_a_number: {"steady": "not a whole number"},
+    nothing: dict.fromkeys(("steady", "last", "few"), "not a whole number"),
+    a_half: dict.fromkeys(("steady", "last", "few"), "not a whole number"),
+    actions_in_place_of_a_number: dict.fromkeys(("steady", "last", "few"), "not a whole number"),
     what_it_holds: {"steady": "the most that it holds", "last": "as soon as", "few": ""},
     without_the_ends: {"last": "as soon as its first forward"},
     one_too_few: {"steady": "stages come after it", "few": ""},
