@@ -307,7 +307,7 @@ def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.Mon
     cells = [
         "import dtlab\nsent = dtlab.guess('How many?', unit='MB')\n"
         "kind = dtlab.guess('Which?', options=['ring', 'tree'])",
-        "sent.reveal(24, 'A ring.')",
+        "print('24 MB')\nsent.reveal(24, 'A ring.')",
         "kind.reveal('ring', {'tree': 'A tree sends more.', 'ring': 'Each rank sends alike.'})",
         "sent.commit('12')",
         "kind.commit('tree')",
@@ -315,12 +315,14 @@ def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.Mon
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    kept, form = notebook.cells[1].outputs
+    remark, printed, kept, form = notebook.cells[1].outputs
+    assert remark.data == {"text/html": "", "text/plain": ""}  # nothing is hidden any more
+    assert printed.text == "24 MB\n"
     assert form.data["text/plain"] == "Predict first: How many?"  # this is all before the guess
     assert kept.data["text/plain"] == (
         "You guessed 12 MB; it is 24 MB: yours is half of it. A ring."
     )
-    chosen = notebook.cells[2].outputs[0].data["text/plain"]
+    chosen = notebook.cells[2].outputs[1].data["text/plain"]
     assert chosen == "You chose tree; it is ring. A tree sends more."
     summary = notebook.cells[5].outputs[0].data["text/plain"]
     assert "You made 2 of 2 predictions." in summary

@@ -4,10 +4,11 @@
     ...
     sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
 
-A cell never waits for the learner. If no guess was made, `reveal` shows "Predict first", and puts
-the answer in its place when the guess arrives. Without a front end `reveal` shows the answer at
-once. A cell that runs again keeps its guess, because `guess` finds the earlier `Guess` object
-among the kernel's variables. `calibration` sums up the guesses of a notebook.
+A cell never waits for the learner. If no guess was made, JupyterLab hides what the cell prints and
+draws, and `reveal` shows "Predict first"; when the guess arrives, output and answer appear.
+Without a front end `reveal` shows the answer at once. A cell that runs again keeps its guess,
+because `guess` finds the earlier `Guess` object among the kernel's variables. `calibration` sums
+up the guesses of a notebook.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import functools
 import html
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -36,6 +38,13 @@ Value = int | float | str
 
 _CLOSE: Final = 0.1
 _GREEN, _GREY = "#1b7f4b", "#7a8288"  # both are visible on a light and on a dark page
+# While a closed `dtlab-waits` is among the outputs of a cell, JupyterLab shows only the request
+# for a prediction, errors, and plain text: that is the type of progress notices, not of prints.
+_HIDING: Final = """<style>
+.jp-OutputArea:has(> .jp-OutputArea-child .dtlab-waits:not([open])) > .jp-OutputArea-child:not(
+  :has(.dtlab-waits, .dtlab-predict, [data-mime-type*="error"], [data-mime-type="text/plain"])
+) {display: none}
+</style>"""
 
 
 @checked
@@ -65,6 +74,7 @@ def guess(
         result.commit(value)
         show_bundle({"text/plain": f"{question} Your guess: {result.words(result.value)}."})
     elif in_a_kernel():
+        _hide_answers_of_cells()
         result.keep()
         show_bundle({**form(result)._repr_mimebundle_(), "text/plain": result.asking})
     else:
@@ -85,6 +95,7 @@ class Guess:
         self.options = None if options is None else tuple(options)
         self.value = None
         self.revealed = False
+        self.waits = False  # a cell has called `reveal` and waits for the guess
         self.answer: Value | None = None
         self._kept: Kept | None = None
         self.on_commit: list[Callable[[], None]] = []
@@ -147,8 +158,8 @@ class Guess:
             self._freeze()
 
     def _freeze(self) -> None:
-        self.revealed = True
-        for callback in self.on_reveal:
+        self.revealed, self.waits = True, False
+        for callback in list(self.on_reveal):
             callback()
 
     def _hide(self, note: str | Mapping[str, str]) -> None:
@@ -164,6 +175,8 @@ class Guess:
         kept, place = Kept(waiting, asking), widgets.HTML(waiting)
         button = widgets.Button(description="I don't know", tooltip="Show the answer")
         box = widgets.VBox([place, button])
+        box.add_class("dtlab-predict")
+        self.waits = True
 
         def show() -> None:
             page, text = self._verdict(note)
@@ -240,6 +253,49 @@ class Guess:
         if typed not in options:
             raise ValueError(f"{typed!r} is none of the options: {', '.join(options)}.")
         return str(typed)
+
+
+def _hide_answers_of_cells() -> None:
+    """From now on, hide the output of each cell that reveals a guess that was not made yet.
+
+    JupyterLab hides it from the cell's first output on, until the guess arrives or the learner
+    unfolds the remark. Other front ends show it.
+    """
+    from IPython import get_ipython
+
+    events = get_ipython().events
+    if "JPY_SESSION_NAME" in os.environ and _before_a_cell not in events.callbacks["pre_run_cell"]:
+        events.register("pre_run_cell", _before_a_cell)
+
+
+def _before_a_cell(info: Any) -> None:
+    from IPython import get_ipython
+    from IPython.display import display
+
+    shell = get_ipython()
+    named = dict.fromkeys(re.findall(r"\b(\w+)\.reveal\(", info.raw_cell or ""))
+    asked = [shell.user_ns.get(name) for name in named]
+    asked = [each for each in asked if isinstance(each, Guess) and each.value is None]
+    if not asked:
+        return
+    remark = "Predict first: then the output of this cell appears. Or unfold it here."
+    page = f'<details class="dtlab-waits"><summary>{remark}</summary></details>{_HIDING}'
+    handle = display({"text/html": page, "text/plain": remark}, raw=True, display_id=True)
+
+    def appear() -> None:
+        if not any(each.waits for each in asked):
+            handle.update({"text/html": "", "text/plain": ""}, raw=True)
+            for each in asked:
+                with suppress(ValueError):  # it has appeared already
+                    each.on_reveal.remove(appear)
+
+    def ended(_: Any) -> None:
+        shell.events.unregister("post_run_cell", ended)
+        appear()  # if the cell ended before it revealed anything
+
+    for each in asked:
+        each.on_reveal.append(appear)
+    shell.events.register("post_run_cell", ended)
 
 
 def calibration() -> None:

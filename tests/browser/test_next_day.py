@@ -128,8 +128,9 @@ def test_guesses_and_figures_stay_without_a_kernel(lab: tuple[str, Path]) -> Non
 PREDICTED = [
     "import dtlab\nsent = dtlab.guess('How many MB does rank 0 send?', unit='MB')\n"
     "kind = dtlab.guess('Which one sends less?', options=['ring', 'tree'])",
-    "sent.reveal(24, 'A ring.')",
+    "print('rank 0 sent 24 MB')\nsent.reveal(24, 'A ring.')",
     "kind.reveal('ring', {'tree': 'A tree sends more.'})",
+    "print('ring it is')\n1 / 0\nkind.reveal('ring')",
 ]
 
 
@@ -146,12 +147,16 @@ def test_the_answer_comes_with_the_prediction(lab: tuple[str, Path]) -> None:
         opened.end_all()
         waiting = opened.panel.locator(".widget-html", has_text="Predict first.")
         expect(waiting).to_have_count(2)
+        printed = opened.panel.get_by_text("rank 0 sent 24 MB", exact=True)
+        expect(printed).to_be_hidden()
+        expect(opened.panel.get_by_text("ring it is", exact=True)).to_be_visible()  # it failed
         look_at(page, "predict_first")
         field = opened.panel.locator(".widget-text input").first
         field.fill("12")
         field.press("Enter")
         told = opened.panel.locator(".widget-html", has_text="You guessed 12 MB; it is 24 MB")
         expect(told).to_be_visible()
+        expect(printed).to_be_visible()
         expect(field).to_be_disabled()
         opened.panel.locator("button", has_text="I don't know").last.click()
         told = opened.panel.locator(".widget-html", has_text="No guess was made. It is ring.")
