@@ -157,11 +157,12 @@ class Number:
 
 
 def _is_rounded(got: Nested, wanted: Nested) -> bool:
-    """Whether a number is the wanted one, rounded to the decimals that it has."""
+    """Whether a number of two digits or more is the wanted one, rounded to its decimals."""
     if isinstance(got, list) or isinstance(wanted, list):
         return False
-    decimals = len(f"{float(got)!r}".rstrip("0").partition(".")[2])
-    return got != 0 and round(float(wanted), decimals) == got
+    text = f"{float(got)!r}".rstrip("0")
+    digits = text.replace(".", "").strip("-0")
+    return len(digits) > 1 and round(float(wanted), len(text.partition(".")[2])) == got
 
 
 @dataclass(frozen=True)

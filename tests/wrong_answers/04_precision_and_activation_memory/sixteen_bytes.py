@@ -204,7 +204,7 @@ WRONG = {
     sixteen_for_every_policy: {"state": "this takes 16 bytes per parameter"},
     weights_alone: {"state": "the 16-bit weights alone"},
     four_times_the_weights: {"state": "if nothing were kept in fp32"},
-    without_moments: {"state": "those of Adam's moments"},
+    without_moments: {"state": "as many as Adam's moments take"},
     in_gib: {"state": "this would be right in GiB"},
     twice_the_state: {"state": "is not it"},
     what_the_text_has: {"missing": "this is what the text counts"},
