@@ -95,7 +95,7 @@ class Guess:
         self.options = None if options is None else tuple(options)
         self.value = None
         self.revealed = False
-        self.waits = False  # a cell has called `reveal` and waits for the guess
+        self.hidden = 0  # times that `reveal` showed "Predict first"
         self.answer: Value | None = None
         self._kept: Kept | None = None
         self.on_commit: list[Callable[[], None]] = []
@@ -158,7 +158,7 @@ class Guess:
             self._freeze()
 
     def _freeze(self) -> None:
-        self.revealed, self.waits = True, False
+        self.revealed = True
         for callback in list(self.on_reveal):
             callback()
 
@@ -176,7 +176,7 @@ class Guess:
         button = widgets.Button(description="I don't know", tooltip="Show the answer")
         box = widgets.VBox([place, button])
         box.add_class("dtlab-predict")
-        self.waits = True
+        self.hidden += 1
 
         def show() -> None:
             page, text = self._verdict(note)
@@ -282,19 +282,26 @@ def _before_a_cell(info: Any) -> None:
     page = f'<details class="dtlab-waits"><summary>{remark}</summary></details>{_HIDING}'
     handle = display({"text/html": page, "text/plain": remark}, raw=True, display_id=True)
 
+    times = [each.hidden for each in asked]
+    open_ones: list[Guess] = []  # those that this cell would reveal, once it has ended
+
     def appear() -> None:
-        if not any(each.waits for each in asked):
+        if all(each.revealed for each in open_ones):
             handle.update({"text/html": "", "text/plain": ""}, raw=True)
-            for each in asked:
-                with suppress(ValueError):  # it has appeared already
-                    each.on_reveal.remove(appear)
+            for each in open_ones:
+                each.on_reveal.remove(appear)
+            open_ones.clear()
 
     def ended(_: Any) -> None:
         shell.events.unregister("post_run_cell", ended)
-        appear()  # if the cell ended before it revealed anything
+        open_ones.extend(
+            each for each, before in zip(asked, times, strict=True) if each.hidden > before
+        )
+        for each in open_ones:
+            each.revealed = False
+            each.on_reveal.append(appear)
+        appear()  # if the cell has revealed nothing, because of an error
 
-    for each in asked:
-        each.on_reveal.append(appear)
     shell.events.register("post_run_cell", ended)
 
 
