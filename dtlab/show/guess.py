@@ -278,7 +278,7 @@ def _before_a_cell(info: Any) -> None:
     asked = [each for each in asked if isinstance(each, Guess) and each.value is None]
     if not asked:
         return
-    remark = "Predict first: then the output of this cell appears. Or unfold it here."
+    remark = "The output of this cell appears with your prediction. Or unfold it here."
     page = f'<details class="dtlab-waits"><summary>{remark}</summary></details>{_HIDING}'
     handle = display({"text/html": page, "text/plain": remark}, raw=True, display_id=True)
 
