@@ -179,6 +179,14 @@ class Observation:
     printed: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
+    def sent_beyond(self, rank: int, due: float) -> float | None:
+        """The bytes that left a rank if they are more than the `due` ones; else None.
+
+        Allowed are 5 % more, and 8 kB, which gloo itself sends.
+        """
+        sent = self.trace.bytes_wire(rank) if self.trace is not None else None
+        return sent if sent is not None and sent > 1.05 * due + 8192 else None
+
     @property
     def hung(self) -> bool:
         """Whether the ranks ended in a deadlock or a timeout."""

@@ -184,10 +184,6 @@ def _rows(given: Values) -> list[tuple[str, str]]:
 
 
 PART = Part(
-    "08/choose_split",
-    3,
-    "Ulysses, ring attention or Megatron",
-    20,
-    2,
+    "08/choose_split", 3, "Ulysses, ring attention or Megatron", 20, 2,
     asked(_draw, _rows, *_questions()),
-)
+)  # fmt: skip

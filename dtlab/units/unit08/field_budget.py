@@ -193,12 +193,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/field_budget",
-    level=3,
-    title="A field within a budget",
-    minutes=25,
-    difficulty=3,
-    check=Check(
+    "08/field_budget", 3, "A field within a budget", 25, 3,
+    Check(
         trials=_trials,
         rules=(
             rule("result", 4, "each cell once, as in one process"),
@@ -206,4 +202,4 @@ PART = Part(
             rule("memory", 4, "the large field fits into the memory of its ranks", "result"),
         ),
     ),
-)
+)  # fmt: skip

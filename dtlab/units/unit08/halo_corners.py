@@ -69,12 +69,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/halo_corners",
-    level=2,
-    title="Four sides and the corners",
-    minutes=20,
-    difficulty=3,
-    check=Check(
+    "08/halo_corners", 2, "Four sides and the corners", 20, 3,
+    Check(
         trials=_trials,
         rules=(
             rule("sides", 3, "the halo has the cells of all four neighbours"),
@@ -93,4 +89,4 @@ PART = Part(
     ),
     reference="dtlab.parallel.domain.halo_exchange",
     stretch=True,
-)
+)  # fmt: skip

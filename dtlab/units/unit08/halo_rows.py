@@ -63,12 +63,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/halo_rows",
-    level=2,
-    title="A halo of rows",
-    minutes=15,
-    difficulty=2,
-    check=Check(
+    "08/halo_rows", 2, "A halo of rows", 15, 2,
+    Check(
         trials=_trials,
         rules=(
             rule("halo", 2, "the neighbours' rows are above and below the tile"),
@@ -80,4 +76,4 @@ PART = Part(
     ),
     reference="dtlab.parallel.domain.halo_exchange",
     stretch=True,
-)
+)  # fmt: skip

@@ -198,12 +198,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/merge_blocks",
-    level=2,
-    title="Merge a block into a softmax",
-    minutes=15,
-    difficulty=2,
-    check=Check(
+    "08/merge_blocks", 2, "Merge a block into a softmax", 15, 2,
+    Check(
         trials=_trials,
         rules=(
             rule("out", 2, "the output over both blocks is that of one softmax"),
@@ -213,4 +209,4 @@ PART = Part(
             rule("rounds", 2, "four blocks, from zeros and -inf", "out", "total", "inputs"),
         ),
     ),
-)
+)  # fmt: skip

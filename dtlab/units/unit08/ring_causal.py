@@ -106,12 +106,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/ring_causal",
-    level=2,
-    title="A causal ring in zig-zag order",
-    minutes=25,
-    difficulty=3,
-    check=Check(
+    "08/ring_causal", 2, "A causal ring in zig-zag order", 25, 3,
+    Check(
         trials=_trials,
         rules=(
             rule("own", 2, "on one rank, a token attends to itself and to earlier ones"),
@@ -121,4 +117,4 @@ PART = Part(
         ),
     ),
     reference="dtlab.parallel.context.ring_attention",
-)
+)  # fmt: skip

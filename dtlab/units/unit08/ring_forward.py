@@ -58,12 +58,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/ring_forward",
-    level=2,
-    title="Ring attention",
-    minutes=20,
-    difficulty=3,
-    check=Check(
+    "08/ring_forward", 2, "Ring attention", 20, 3,
+    Check(
         trials=_trials,
         rules=(
             rule("result", 4, "attention over all tokens, on 1 to 6 ranks"),
@@ -73,4 +69,4 @@ PART = Part(
         ),
     ),
     reference="dtlab.parallel.context.simple_ring_attention",
-)
+)  # fmt: skip

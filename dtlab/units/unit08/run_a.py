@@ -176,10 +176,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = script_part(
-    "08/run_a",
-    "Run A",
-    20,
-    3,
+    "08/run_a", "Run A", 20, 3,
     "dtlab.units.unit08.runs_scripts.advance",
     Trial(6, [Tiled(0, (2, 3), (6, 8))], limit=_LIMIT),
     _trials,
@@ -209,4 +206,4 @@ PART = script_part(
         },
         tolerance=0.005,
     ),
-)
+)  # fmt: skip

@@ -182,10 +182,7 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = script_part(
-    "08/run_b",
-    "Run B",
-    20,
-    3,
+    "08/run_b", "Run B", 20, 3,
     "dtlab.units.unit08.runs_scripts.attend",
     Trial(4, [Attending(0, 4, 2)], limit=_LIMIT),
     _trials,
@@ -214,4 +211,4 @@ PART = script_part(
             "all": "those are all pairs of a query and a later key. How many have a weight?",
         },
     ),
-)
+)  # fmt: skip

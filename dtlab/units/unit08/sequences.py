@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["FINISHED", "OnTokens", "attention", "drawn"]
 
 FINISHED = ("dtlab.parallel.context.ring", "dtlab.parallel.context.ulysses")
-_MORE, _OWN = 1.05, 8192  # allowed ratio to the bytes that are due; bytes that gloo itself sends
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -213,13 +212,11 @@ class OnTokens(Faulty):
 
     def wrong_bytes(self, seen: Observation) -> Iterator[str]:
         """Yields a sentence for each rank that sends more than all blocks but one."""
-        ranks, trace = seen.trial.world_size, seen.trace
+        ranks = seen.trial.world_size
         goal = sum(case.block for case in seen.trial.cases if isinstance(case, OnTokens))
         goal *= ranks - 1
-        for rank in range(ranks if trace is not None else 0):
-            assert trace is not None
-            sent = trace.bytes_wire(rank)
-            if sent is not None and sent > goal * _MORE + _OWN:
+        for rank in range(ranks):
+            if (sent := seen.sent_beyond(rank, goal)) is not None:
                 yield (
                     f"{amount(sent)} left rank {rank}; {ranks - 1} blocks of keys and values are "
                     f"{amount(goal)}. {_too_much(sent, goal / (ranks - 1), ranks)}"

@@ -20,7 +20,6 @@ from dtlab.units.unit08.tiles import FINISHED
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MORE, _OWN = 1.05, 8192  # allowed ratio to the bytes that are due; bytes that gloo itself sends
 
 
 def exchange(to_above: Tensor, to_below: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,14 +168,13 @@ class Convolving(Faulty):
         return "Are weight, bias and dilation those that are passed?"
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
-        ranks, trace = observation.trial.world_size, observation.trace
-        for rank in range(ranks if trace is not None else 0):
+        ranks = observation.trial.world_size
+        for rank in range(ranks):
             sides = (rank > 0) + (rank < ranks - 1)
             rows = 4 * self.channels[0] * self.columns * self.width
             weights = self.channels[1] * (self.channels[0] * self.kernel[0] * self.kernel[1] + 1)
             goal = 2 * sides * rows + 2 * (ranks - 1) / ranks * 4 * weights
-            sent = trace.bytes_wire(rank) if trace is not None else None
-            if sent is not None and sent > goal * _MORE + _OWN:
+            if (sent := observation.sent_beyond(rank, goal)) is not None:
                 yield (
                     "bytes",
                     f"{observation.trial.words(0)}: {amount(sent)} left rank {rank}. The halo of "
@@ -225,12 +223,8 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    name="08/tile_conv",
-    level=2,
-    title="A convolution on tiles",
-    minutes=25,
-    difficulty=3,
-    check=Check(
+    "08/tile_conv", 2, "A convolution on tiles", 25, 3,
+    Check(
         trials=_trials,
         rules=(
             rule("output", 3, "each tile of the output is that of one process"),

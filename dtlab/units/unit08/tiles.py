@@ -27,7 +27,6 @@ __all__ = ["FINISHED", "Cell", "OnTiles"]
 FINISHED = (
     "dtlab.parallel.domain.halo", "dtlab.parallel.domain.layers", "dtlab.parallel.domain.stencils",
 )  # fmt: skip
-_MORE, _OWN = 1.05, 8192  # allowed ratio to the bytes that are due; bytes that gloo itself sends
 
 Cell = tuple[int, int]  # row and column in the field; outside of it, one is negative or too large
 
@@ -171,10 +170,9 @@ class OnTiles(Faulty):
     def wrong_bytes(self, seen: Observation, hint: str) -> Iterator[str]:
         """Yields a sentence for each rank that sends more than its border."""
         cases = [case for case in seen.trial.cases if isinstance(case, OnTiles)]
-        for rank in range(seen.trial.world_size if seen.trace is not None else 0):
+        for rank in range(seen.trial.world_size):
             goal = sum(case.due(rank) for case in cases)
-            sent = seen.trace.bytes_wire(rank) if seen.trace is not None else None
-            if sent is not None and sent > goal * _MORE + _OWN:
+            if (sent := seen.sent_beyond(rank, goal)) is not None:
                 yield (
                     f"{seen.trial.words(0)}: {amount(sent)} left rank {rank}, and the cells that "
                     f"its neighbours need are {amount(goal)}. {hint}"

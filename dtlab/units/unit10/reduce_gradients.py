@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Due = dict[tuple[int, ...], int]  # bytes by the members of a group
-_GLOO, _MORE = 8192, 1.05  # bytes that gloo itself sends; allowed ratio to the bytes that are due
 
 
 class Reducing(WithGradients):
@@ -91,12 +90,11 @@ class Reducing(WithGradients):
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
         """Yields a fault for a rank that sends more than one all-reduce per sum takes."""
         cases = [case for case in observation.trial.cases if isinstance(case, Reducing)]
-        for rank in range(observation.trial.world_size if observation.trace is not None else 0):
+        for rank in range(observation.trial.world_size):
             due = [case.due(rank) for case in cases]
             sums = [(len(members), size) for each in due for members, size in each.items()]
             goal = sum(2 * (ranks - 1) / ranks * size for ranks, size in sums)
-            sent = observation.trace.bytes_wire(rank) if observation.trace is not None else None
-            if sent is not None and sent > goal * _MORE + _GLOO:
+            if (sent := observation.sent_beyond(rank, goal)) is not None:
                 yield (
                     "bytes",
                     f"{observation.trial.words(0)}: rank {rank} sent {amount(sent)}; one "
