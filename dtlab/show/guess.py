@@ -273,15 +273,13 @@ def _before_a_cell(info: Any) -> None:
     from IPython.display import display
 
     shell = get_ipython()
-    named = dict.fromkeys(re.findall(r"\b(\w+)\.reveal\(", info.raw_cell or ""))
-    asked = [shell.user_ns.get(name) for name in named]
-    asked = [each for each in asked if isinstance(each, Guess) and each.value is None]
+    named = map(shell.user_ns.get, {*re.findall(r"\b(\w+)\.reveal\(", info.raw_cell or "")})
+    asked = [each for each in named if isinstance(each, Guess) and each.value is None]
     if not asked:
         return
     remark = "The output of this cell appears with your prediction. Or unfold it here."
     page = f'<details class="dtlab-waits"><summary>{remark}</summary></details>{_HIDING}'
     handle = display({"text/html": page, "text/plain": remark}, raw=True, display_id=True)
-
     times = [each.hidden for each in asked]
     open_ones: list[Guess] = []  # those that this cell would reveal, once it has ended
 
@@ -294,12 +292,11 @@ def _before_a_cell(info: Any) -> None:
 
     def ended(_: Any) -> None:
         shell.events.unregister("post_run_cell", ended)
-        open_ones.extend(
-            each for each, before in zip(asked, times, strict=True) if each.hidden > before
-        )
-        for each in open_ones:
-            each.revealed = False
-            each.on_reveal.append(appear)
+        for each, before in zip(asked, times, strict=True):
+            if each.hidden > before:
+                each.revealed = False
+                each.on_reveal.append(appear)
+                open_ones.append(each)
         appear()  # if the cell has revealed nothing, because of an error
 
     shell.events.register("post_run_cell", ended)

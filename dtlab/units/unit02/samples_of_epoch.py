@@ -94,7 +94,7 @@ class Epochs(Faulty):
                 yield (
                     "quiet",
                     f"your function changes the global random state of rank {rank}, from which "
-                    "dropout and new layers draw. Use a torch.Generator of your own.",
+                    "dropout and new layers draw. Use a separate torch.Generator.",
                 )
         # A few samples may be in sequence by chance, but not in every epoch.
         if all(_in_a_row(epoch_samples) for each in samples for epoch_samples in each.values()):

@@ -138,7 +138,7 @@ def _questions() -> Iterator[Question]:
         lambda s: times_of(s, hidden=False): "the second: what does a rank do while a block "
         "travels?",
         lambda s: [times_of(s)[0] * s["ranks"], *times_of(s)[1:]]: "the first: a rank sends only "
-        "some heads of its own tokens. How many tokens does it have?",
+        "some heads of its tokens. How many tokens does it have?",
         lambda s: [*times_of(s)[:2], times_of(s)[2] / 2]: "the third: in a layer there are an "
         "all-gather and a reduce-scatter around attention, and the same around the MLP.",
         lambda s: [time / 2 for time in times_of(s)]: "an element has two bytes.",

@@ -62,7 +62,7 @@ _QUESTIONS = asked(
         {
             "heads // kv_heads": "so many query heads share a KV head. How many ranks have them?",
             "1": "then some ranks have query heads and no keys.",
-            "kv_heads * times": "this is all ranks. A rank needs the keys of its own heads only.",
+            "kv_heads * times": "this is all ranks. A rank needs the keys of its heads only.",
         },
         unit="ranks",
         exact=True,
@@ -102,7 +102,7 @@ _QUESTIONS = asked(
         {
             "heads / kv_heads": "this is for keys and values. Queries and output travel too.",
             "(heads + kv_heads) / (2 * heads)": "this is the other way round.",
-            "3 * heads / (heads + 2 * kv_heads)": "the output comes back too.",
+            "3 * heads / (heads + 2 * kv_heads)": "the output is sent back too.",
         },
         unit="times",
     ),

@@ -36,7 +36,7 @@ _QUESTIONS = asked(
     ),
     number(
         "ulysses",
-        "what a rank sends with Ulysses: queries, keys and values go out, the output comes back",
+        "what a rank sends with Ulysses: queries, keys and values, and the output on its way back",
         "sent['ulysses']",
         "Each rank begins with N/P tokens. Which share of its part leaves it in an all-to-all?",
         {

@@ -233,8 +233,8 @@ WRONG = {
     epoch_times_the_next_seed: {"epochs": "epoch 0 has the same order with seed=0 and seed=1"},
     own_part_shuffled: {"mixing": "Shuffle all samples first"},
     never_the_same_again: {"epochs": "returns other batches"},
-    seeds_the_global_state: {"quiet": "Use a torch.Generator of your own"},
-    seeds_pythons_global_state: {"quiet": "Use a torch.Generator of your own"},
+    seeds_the_global_state: {"quiet": "Use a separate torch.Generator"},
+    seeds_pythons_global_state: {"quiet": "Use a separate torch.Generator"},
     asks_the_others_how_many_there_are: {"quiet": "you call dist.all_reduce"},
     untouched: {"covering": "samples_of_epoch is not written yet"},
 }

@@ -84,7 +84,7 @@ WRONG = {
     two_left_out: {"allowed": "look at 2 again"},
     as_the_query_heads: {"copies": "so many query heads share a KV head"},
     no_copies: {"copies": "query heads and no keys"},
-    on_all_ranks: {"copies": "the keys of its own heads only"},
+    on_all_ranks: {"copies": "the keys of its heads only"},
     on_five_more: {"copies": "is not it. Every rank needs"},
     groups_first: {"two_levels": "write the ranks of a group first"},
     ulysses_alone: {"two_levels": "beyond the limit of Ulysses"},
@@ -96,6 +96,6 @@ WRONG = {
     tensor_is_one: {"tensor": "is not it. How many KV heads"},
     keys_and_values_alone: {"smaller": "Queries and output travel too"},
     upside_down: {"smaller": "the other way round"},
-    no_way_back: {"smaller": "the output comes back too"},
+    no_way_back: {"smaller": "the output is sent back too"},
     seven_times: {"smaller": "is not it. Queries and output have h"},
 }
