@@ -259,12 +259,12 @@ class Trace:
         """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 
         The file has a process per rank, rows for compute and communication, and an arrow per
-        message.
+        message. The key "dtlab" has what `chrome.events_of` needs to read the trace back.
         """
         entries = list(chrome_events(self._columns, self._meetings))
-        Path(path).write_text(
-            json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}), encoding="utf-8"
-        )
+        about = {"world_size": self.world_size, "emulated": self.emulated, "wire": self._wire}
+        content = {"traceEvents": entries, "displayTimeUnit": "ms", "dtlab": about}
+        Path(path).write_text(json.dumps(content), encoding="utf-8")
 
     def __repr__(self) -> str:
         count = len(self._columns.rank)
