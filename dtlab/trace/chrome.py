@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dtlab.trace.analysis import Meetings
-from dtlab.trace.columns import COMPUTE, SEND, Columns, Event
+from dtlab.trace.columns import COMPUTE, MARK, SEND, Columns, Event
 
 __all__ = ["chrome_events", "events_of"]
 
@@ -36,7 +36,7 @@ def _rows(columns: Columns) -> list[int]:
     running: dict[int, list[tuple[float, int]]] = {}
     rows: list[int] = []
     for row in range(len(columns.rank)):
-        if columns.role[row] == COMPUTE:
+        if columns.role[row] in (COMPUTE, MARK):
             rows.append(int(columns.thread[row]))
             continue
         rank, start, end = int(columns.rank[row]), columns.start[row], columns.end[row]
