@@ -91,9 +91,11 @@ def parse(content: Mapping[str, Any], label: str, rank: int | None = None, ranks
     number = int(about.get("rank", rank or 0))
     groups = _Groups(about, number, ranks)
     steps = [match for op in ops if (match := re.fullmatch(r"ProfilerStep#(\d+)", op.name))]
+    events = list(_Rank(ops, groups).events())
+    largest = max((peer for event in events for peer in event.peers), default=0)
     return Part(
-        label, number, groups.world_size, zero, str(content.get("host_name", "")),
-        tuple(int(match[1]) for match in steps), list(_Rank(ops, groups).events()),
+        label, number, max(groups.world_size, largest + 1), zero,
+        str(content.get("host_name", "")), tuple(int(match[1]) for match in steps), events,
     )  # fmt: skip
 
 
@@ -147,14 +149,14 @@ class _Groups:
         return name, ranks
 
     def only(self) -> tuple[str, tuple[int, ...]]:
-        """Return the only group of several ranks, for collectives that do not name their group.
+        """Return the only group of several ranks, for a collective that does not name its group.
 
         These are gloo's, and NCCL's in old files, which do not list the groups either.
         """
         several = {name: ranks for name, ranks in self._by_name.items() if len(ranks) > 1}
         if not self._by_name and not self.unlisted:
             return "", tuple(range(self.world_size))
-        return next(iter(several.items())) if len(several) == 1 else ("", ())
+        return next(iter(several.items())) if len(set(several.values())) == 1 else ("", ())
 
 
 def _ranks(written: Any) -> tuple[int, ...]:
