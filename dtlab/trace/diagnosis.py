@@ -51,6 +51,7 @@ IN_TURN = 0.25  # share of the step that ranks wait for each other without a str
 UNMARKED = 0.25  # share of the step that no event shows
 _FEW_STEPS = 3  # with fewer steps, the first one counts too, and with one more the slowest
 _SMALL = 1e6  # bytes: a smaller message takes about as long as an empty one
+_SHORT_GAP = 1e-3  # seconds: launching a kernel takes microseconds, Python code milliseconds
 _WIDTH: Final = 98  # characters
 _NAMES: Final = ("compute", "input", "launch gaps", "other", "waiting", "communication")
 OWN: Final = (COMPUTING, OTHER, LAUNCH)  # what a rank does by itself, without its input
@@ -210,7 +211,12 @@ class _Patient:
         verdict, message, advice = self._verdict(causes, in_turn)
         return Diagnosis(
             verdict, message, advice,
-            tuple(cause for cause in causes if cause.cost > WORTH_A_LINE * self.step),
+            tuple(
+                cause
+                for cause in causes
+                if cause.seconds > WORTH_A_LINE * self.step
+                or cause.seconds_last > STANDS_OUT * self.step
+            ),
             {
                 rank: dict(zip(_NAMES, map(float, mean), strict=True))
                 for rank, mean in zip(self.there, self.mean, strict=True)
@@ -324,12 +330,21 @@ class _Patient:
         )  # fmt: skip
 
     def _launch(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-        gaps = self.mean[:, LAUNCH].mean()
-        return (), f"A GPU is idle {_ms(gaps)} per step while its CPU prepares kernels.", (
-            "Launch fewer, longer kernels: torch.compile(mode='reduce-overhead'), CUDA graphs, "
-            "fused optimizers, larger batches.",
-            "Remove what makes the CPU wait for the GPU: .item(), .cpu(), print of a tensor.",
-        )  # fmt: skip
+        gaps, uses = float(self.mean[:, LAUNCH].mean()), self.uses
+        count = sum(use.gaps for use in uses) / len(uses)
+        message = (
+            f"A GPU has no kernel to run for {_ms(gaps)} per step, in {_count(count)} gaps of "
+            f"{_ms(gaps / max(1.0, count))}, while its CPU runs Python and launches kernels."
+        )
+        fewer = (
+            "Launch fewer, longer kernels: larger batches, torch.compile, CUDA graphs "
+            '(mode="reduce-overhead"), fused optimizers.'
+        )
+        sync = (
+            "Look for what the CPU does in the gaps, and for what makes it wait for the GPU: "
+            ".item(), .cpu(), printing a tensor."
+        )
+        return (), message, (fewer, sync) if gaps < _SHORT_GAP * count else (sync, fewer)
 
     def _exposed(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         columns, ranks, steps = self.columns, len(self.there), len(self.lengths)
@@ -358,13 +373,15 @@ class _Patient:
         advice = []
         if hidden < 0.3:
             advice.append(
-                "Overlap it: start each bucket's all-reduce during backward, as DDP does, and "
-                "wait before the optimizer step."
+                "Overlap it with backward: DDP does so if it has several buckets (bucket_cap_mb). "
+                "In your own loop, start each all-reduce with async_op=True when its gradients "
+                "are there, and wait before the optimizer step."
             )
-        if calls > 8 and 0 < size / calls < _SMALL:
+        if calls > 8 and size / calls < _SMALL:
+            each = f" ({_bytes(size / calls)} each now)" if size else ""
             advice.append(
-                f"Send fewer, larger messages ({_bytes(size / calls)} each now): bucket_cap_mb of "
-                "DDP, or one flat tensor."
+                f"Send fewer, larger messages{each}: a larger bucket_cap_mb in DDP, or one flat "
+                "tensor."
             )
         advice.append(
             "Send less per sample: more samples per rank and step, or accumulation with no_sync; "
@@ -388,11 +405,10 @@ class _Patient:
                 to_blame = columns.rank[latest] in ranks and columns.rank[row] not in ranks
                 if to_blame and step in self.usual:
                     seconds[columns.names[columns.name[row]]] += late
-        waiting = len(self.there) - len(ranks)
-        if not seconds or not waiting:
+        total = sum(seconds.values()) / max(1, len(self.there) - len(ranks)) / len(self.usual)
+        if total < 0.01 * self.step:
             return ""
         name = max(seconds, key=lambda each: seconds[each])
-        total = sum(seconds.values()) / waiting / len(self.usual)
         whom = "it" if len(ranks) == 1 else "them"
         return f"The others wait {_ms(total)} for {whom}, mostly in {name}."
 
