@@ -245,8 +245,8 @@ class _Patient:
             )  # fmt: skip
         if share[OTHER] >= UNMARKED:
             message = (
-                f"{_share(share[OTHER])} of a step is in no span or event, so this trace does not "
-                "show what the ranks do there."
+                f"{_share(share[OTHER])} of a step is in no span or operator: it is Python code, "
+                "or something else that this trace does not show."
             )
             return "unmarked", message, (
                 'Mark the parts of a step: with dtlab.span("input"), "forward", "backward" and '
@@ -496,14 +496,16 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         counted = f"{diagnosis.steps} step{'s' * (diagnosis.steps > 1)} of {_ms(step)}"
         without = ["", " (without the first)", " (without the first and the slowest)"]
         left_out = without[diagnosis.steps_left_out]
-        yield f"{ranks}, {counted}{left_out}. Where a step went, in {_unit(step)[0]}:"
+        yield f"{ranks}, {counted}{left_out}. Where a step went, in {_table_unit(step)[0]}:"
     else:
-        yield f"{ranks}, {_ms(step)}. Where the time went, in {_unit(step)[0]}:"
+        yield f"{ranks}, {_ms(step)}. Where the time went, in {_table_unit(step)[0]}:"
     yield ""
     yield from _table(diagnosis)
     yield ""
     for note in diagnosis.notes:
         yield from _wrapped(f"Note: {note}", "      ")
+    if diagnosis.notes:
+        yield ""
     found = [cause for cause in diagnosis.causes if cause.kind == diagnosis.verdict]
     for cause in found:
         yield from _cause_lines("Likely cause", cause, step)
@@ -540,7 +542,7 @@ def _table(diagnosis: Diagnosis) -> Iterator[str]:
         kind for kind in (_NAMES[number] for number in _ORDER)
         if kind != "launch gaps" or any(each[kind] for each in diagnosis.seconds.values())
     ]  # fmt: skip
-    _, factor = _unit(diagnosis.step_seconds)
+    _, factor = _table_unit(diagnosis.step_seconds)
     yield " " * 9 + "".join(f"{kind:>{len(kind) + 3}}" for kind in shown)
     for rank, each in diagnosis.seconds.items():
         yield _row(f"rank {rank}", shown, each, factor)
@@ -570,6 +572,11 @@ def _unit(seconds: float) -> tuple[str, float]:
         if seconds * factor >= 1:
             return unit, factor
     return "µs", 1e6
+
+
+def _table_unit(seconds: float) -> tuple[str, float]:
+    """A unit in which one decimal is enough for the parts of a step."""
+    return _unit(seconds / 10)
 
 
 def _ms(seconds: float) -> str:

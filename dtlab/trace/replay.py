@@ -172,6 +172,9 @@ def _inside(columns: Columns, silent: Ints, spans: Ints) -> Floats:
     the rank had nothing left to compute in it once the last of them had begun.
     """
     waits: list[tuple[float, float, float, float]] = []
+    begins = np.sort(columns.start[silent])
+    first, last = np.searchsorted(begins, [columns.start[spans], columns.end[spans]])
+    spans = spans[first < last]
     lengths = columns.end[spans] - columns.start[spans]
     for span in spans[np.argsort(lengths, kind="stable")].tolist():  # innermost first
         if not len(silent):
