@@ -281,7 +281,8 @@ class _Rank:
         elif args:
             name = _public(str(args["Collective name"]))
         extra = self._thread(op) | {"stream": op.args.get("stream", op.tid)}
-        return self._comm(name, op.start, op.end, args, call.ops if call else [], extra)
+        ops = call.ops if call else []
+        return self._comm(name, op.start, op.end, args, ops, extra, bool(args or ops))
 
     def _nccl_calls(self) -> Iterator[Event]:
         """Yield NCCL's calls of a file without kernels: when the CPU issued them."""
@@ -291,13 +292,17 @@ class _Rank:
                 yield self._comm(call.name, call.start, call.end, call.args, call.ops, extra)
 
     def _gloo_events(self) -> Iterator[Event]:
-        for op, call in _issued(self.gloo, self.calls):
+        pairs = list(_issued(self.gloo, self.calls))
+        has_calls = any(call for _, call in pairs)  # old files have none
+        for op, call in pairs:
             name = call.name if call else _public(op.name)
             start = call.start if call else op.start
             tid = call.tid if call else next(iter(self.threads))
             thread = {"thread": self.threads[tid]} if self.threads.get(tid) else {}
             extra = thread | {"blocked": self._blocked(tid, start, op.end)}
-            yield self._comm(name, start, op.end, {}, [*(call.ops if call else ()), op], extra)
+            ops = [*(call.ops if call else ()), op]
+            inside = call is not None or not has_calls
+            yield self._comm(name, start, op.end, {}, ops, extra, inside)
 
     def _comm(
         self,
@@ -307,14 +312,20 @@ class _Rank:
         args: Mapping[str, Any],
         ops: Sequence[_Op],
         extra: dict[str, Any],
+        inside: bool = True,
     ) -> Event:
-        """Build a communication from a collective's arguments, or else from the calls' shapes."""
+        """Build a communication from a collective's arguments, or else from the calls' shapes.
+
+        `inside` is False if it was called before the profiler started. It gets no group then,
+        because the profilers of other ranks may have missed it, so that it has no number.
+        """
         group_name, ranks = self.groups.of(args) if args else self.groups.only()
+        ranks = ranks if inside else ()
         rank = self.groups.rank
-        if name == "barrier":
-            args, ops = {key: value for key, value in args.items() if "nelems" not in key}, ()
         dtype, item = _dtype([str(args.get("dtype", "")), *_types(ops)])
         elements = _elements(name, args, ops, len(ranks) or 1)
+        if name == "barrier":
+            dtype, item = "", 0
         peers = tuple(other for other in ranks if other != rank)
         if ranks:
             extra |= {"group": ranks, "group_name": group_name}
