@@ -121,8 +121,8 @@ def diagnose(trace: Trace) -> Diagnosis:
     """Return where the time of a step went, the likely causes, and what to try.
 
     Steps are found by the spans "step", "optimizer", "input" or "forward", or by the profiler's
-    steps and its annotations of optimizers and DataLoaders. Raises: ValueError for a trace without
-    events.
+    steps and its annotations of optimizers and DataLoaders. Raises: ValueError for a trace whose
+    events take no time.
     """
     return _Patient(trace).diagnosis()
 
@@ -131,11 +131,12 @@ class _Patient:
     """A trace with what the causes need to know about it."""
 
     def __init__(self, trace: Trace) -> None:
-        if not len(trace.columns.rank):
-            raise ValueError("The trace has no events.")
+        if not trace.duration:
+            raise ValueError("The trace has no events that take time.")
         self.trace = trace
         self.columns: Columns = trace.columns
-        self.there = np.unique(self.columns.rank).tolist()  # ranks without events are missing
+        self.there = np.unique(self.columns.rank).tolist()
+        self.missing = sorted(set(range(trace.world_size)) - set(self.there))
         self.matches: Meetings = meetings(self.columns)
         self.marker, borders = _steps(self.columns, self.there)
         self.borders = borders[:, 1:] if borders.shape[1] > _FEW_STEPS else borders
@@ -268,6 +269,8 @@ class _Patient:
             "launch gaps": self._launch,
             "exposed communication": self._exposed,
         }[kind]()
+        if self.missing and kind == "exposed communication":
+            kind = "communication or late ranks"
         return Cause(kind, saved, saved / self.step, last, ranks, message, advice)
 
     def _straggler(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
@@ -362,10 +365,20 @@ class _Patient:
                              dtype=bool)]  # fmt: skip
         calls, size = len(rows) / ranks / steps, float(columns.bytes[rows].sum()) / ranks / steps
         carried = f", {_bytes(size)} together" if size else ""  # a profiler may not know it
+        where = f"{name} ({_count(calls)} per step{carried})"
+        waits = _ms(float(self.mean[:, EXPOSED].mean()))
+        if self.missing:
+            message = (
+                f"A rank waits {waits} per step, mostly in {where}, for a late rank or for "
+                "communication."
+            )
+            return (), message, (
+                "Give the files of all ranks, which show the one or the other. A late rank is "
+                "mended on that rank; faster communication would not help.",
+            )  # fmt: skip
         message = (
-            f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits "
-            f"{_ms(self.mean[:, EXPOSED].mean())} per step for communication to end, and computes "
-            f"nothing meanwhile; mostly in {name} ({_count(calls)} per step{carried})."
+            f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits {waits} per "
+            f"step for communication to end, and computes nothing meanwhile; mostly in {where}."
         )
         flight = sum(max(0.0, columns.end[row] - self.matches.ready[row]) for row in rows.tolist())
         flight /= ranks * steps
@@ -414,8 +427,7 @@ class _Patient:
 
     def _notes(self) -> Iterator[str]:
         trace = self.trace
-        missing = sorted(set(range(trace.world_size)) - set(self.there))
-        if missing:
+        if self.missing:
             have = f"rank{'s' * (len(self.there) > 1)} {_list(self.there)}"
             yield (
                 f"The trace has {have} of {trace.world_size}. Without the other ranks, waiting "
@@ -459,11 +471,12 @@ def _steps(columns: Columns, ranks: Sequence[int]) -> tuple[str, Floats]:
     spans = np.isin(columns.role, (COMPUTE, MARK))
     for marker in ("ProfilerStep", "step", "optimizer", "input", "forward"):
         marks = [np.flatnonzero(spans & (names == marker) & (columns.rank == r)) for r in ranks]
-        counts = {len(rows) for rows in marks}
-        if len(counts) > 1 or not counts - {0}:
+        count = min(map(len, marks))  # a profiler may stop in the middle of a step
+        if not count or "microbatch" in columns.extras[marks[0][0]]:  # several in a step
             continue
         borders = []
-        for rank, rows in zip(ranks, marks, strict=True):
+        for rank, every in zip(ranks, marks, strict=True):
+            rows = every[:count]
             mine = columns.rank == rank
             first, last = columns.start[mine].min(), columns.end[mine].max()
             if marker == "optimizer":
@@ -473,8 +486,8 @@ def _steps(columns: Columns, ranks: Sequence[int]) -> tuple[str, Floats]:
                 last = columns.end[rows].max() if whole else last
                 borders.append([*columns.start[rows], last])
         return marker, np.maximum.accumulate(np.array(borders), axis=1)
-    every = [columns.rank == rank for rank in ranks]
-    return "", np.array([(columns.start[mine].min(), columns.end[mine].max()) for mine in every])
+    events = [np.flatnonzero(columns.rank == rank) for rank in ranks]
+    return "", np.array([(columns.start[mine].min(), columns.end[mine].max()) for mine in events])
 
 
 def _marker(name: str) -> str:
