@@ -211,12 +211,14 @@ class _Rank:
         launch = self.launches.get(op.args.get("correlation"))
         call = self._call_at(launch) if launch else None
         args = op.args if "Collective name" in op.args else call.args if call else {}
-        match = re.match(r"[a-z]*ccl\w*?Kernel_([A-Za-z]+)", op.name)
-        name = public_name(match[1]) if match else op.name
-        if call and not args:
-            name = call.name
-        elif args:
+        if args:
             name = public_name(str(args["Collective name"]))
+        elif call:
+            name = call.name
+        else:  # RCCL's kernels are called Generic
+            match = re.match(r"[a-z]*ccl\w*?Kernel_([A-Za-z]+)", op.name)
+            name = public_name(match[1]) if match else ""
+            name = name if is_public(name) else "collective"
         extra = self._thread(op) | {"stream": op.args.get("stream", op.tid)}
         ops = call.ops if call else []
         return self._comm(name, op.start, op.end, args, ops, extra, bool(args or ops))
