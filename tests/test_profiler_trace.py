@@ -351,6 +351,18 @@ def test_a_collective_from_before_the_profiler_does_not_shift_the_others(tmp_pat
     ]  # fmt: skip
 
 
+def test_collectives_that_differ_are_a_warning(tmp_path: Path) -> None:
+    contents = [nccl("2024-05", rank) for rank in (0, 1)]
+    args = contents[1]["traceEvents"][-1]["args"]
+    args |= {"In msg nelems": 7, "Out msg nelems": 7}
+    words = (
+        r"Collective 2 of the ranks \[0, 1\] is all_reduce of 2,000 bytes on rank 0, and "
+        r"all_reduce of 28 bytes on rank 1.*start the profilers at the same step"
+    )
+    with pytest.warns(UserWarning, match=words):
+        Trace.from_chrome(written(tmp_path, contents))
+
+
 def test_calls_of_nccl_without_kernels_do_not_block() -> None:
     content = nccl("2024-05", 0)
     content["traceEvents"] = [e for e in content["traceEvents"] if e["cat"] != "kernel"]
