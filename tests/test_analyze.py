@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +264,26 @@ def test_two_causes_that_hide_each_other_are_both_named() -> None:
     assert "if the other causes were gone too" in str(found)
 
 
+def test_several_late_ranks_are_named_also_if_steps_differ() -> None:
+    """Rank 3 is a little late, ranks 1 and 2 are much later; one step has another all-reduce."""
+    fast, late = ("forward", 1.0), ("forward", 3.0)
+    step = [(fast, late, late, ("forward", 1.2)), (("all_reduce", 0.01),) * 4]
+    more = [*step, (("all_reduce", 0.01),) * 4]
+    regular = steps_of(*zip(*step, strict=True), count=4)
+    found = diagnose(regular)
+    assert found.causes[0].ranks == (1, 2)
+    assert "Ranks 1 and 2 compute 3 s per step, the other ranks 1.1 s." in found.message
+    assert found.causes[0].seconds == pytest.approx(1.8)
+    at = regular.duration
+    odd = [
+        replace(event, start=event.start + at, end=event.end + at)
+        for event in steps_of(*zip(*more, strict=True), count=1).events
+    ]
+    found = diagnose(Trace([*regular.events, *odd]))
+    assert found.causes[0].ranks == (1, 2)
+    assert found.causes[0].seconds == pytest.approx(1.8, rel=0.1)
+
+
 def test_ranks_that_work_one_after_the_other_wait_in_turn() -> None:
     idle, busy = ("forward", 0.1), ("forward", 1.0)
     found = diagnose(steps_of(
@@ -292,7 +312,7 @@ def test_input_that_is_loaded_beside_compute_is_no_cause() -> None:
     assert found.seconds[0]["input"] == 0
 
 
-def test_a_wait_inside_a_span_that_nobody_recorded_is_communication() -> None:
+def test_a_wait_in_cpp_inside_a_span_is_communication() -> None:
     """DDP's backward waits in C++ for its buckets: `blocked` is empty, and the span goes on."""
     events = []
     for step in range(4):

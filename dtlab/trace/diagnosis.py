@@ -254,8 +254,8 @@ class _Patient:
                 '"optimizer"; in a profiler\'s trace with torch.profiler.record_function.',
             )  # fmt: skip
         message = (
-            f"The ranks compute in {_share(share[COMPUTING])} of a step, and nothing else costs "
-            f"{_share(STANDS_OUT)} of it."
+            f"The ranks compute in {_share(share[COMPUTING])} of a step. Removing any other cause "
+            f"would save less than {_share(STANDS_OUT)} of it."
         )
         return "compute-bound", message, (
             "Compute faster: 16-bit precision, torch.compile, fused kernels, larger matrices.",
@@ -271,23 +271,26 @@ class _Patient:
         }[kind]()
         if self.missing and kind == "exposed communication":
             kind = "communication or late ranks"
-        return Cause(kind, saved, saved / self.step, last, ranks, message, advice)
+        return Cause(kind, saved, saved / self.step, last, ranks, message.rstrip(), advice)
 
     def _straggler(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-        slowest = int(self.own.argmax())
-        others = np.delete(self.mean, slowest, axis=0)
-        usual = others.mean(axis=0) if len(others) else self.mean[slowest]
-        more = self.mean[slowest] - usual
-        reason = max(OWN, key=lambda kind: more[kind])
+        excess = self.own - _usual(self.own)
+        slow = np.flatnonzero(excess >= 0.5 * excess.max())
+        if len(slow) == len(excess):
+            return (), "No rank has more work than the others.", ()
+        mine, usual = self.mean[slow].mean(axis=0), np.delete(self.mean, slow, axis=0).mean(axis=0)
+        reason = max(OWN, key=lambda kind: float(mine[kind] - usual[kind]))
+        ranks = tuple(self.there[number] for number in slow)
+        rank, s = _list(ranks), "s" * (len(ranks) == 1)
+        took = f"{_ms(mine[reason])} per step"
         doing = {
-            COMPUTING: "computes",
-            OTHER: "spends in code that no span shows",
-            LAUNCH: "waits for its CPU between kernels for",
+            COMPUTING: f"compute{s} {took}",
+            OTHER: f"spend{s} {took} in code that no span or operator shows",
+            LAUNCH: f"leave{s} the GPU without kernels for {took}",
         }[reason]
-        rank = self.there[slowest]
         message = (
-            f"Rank {rank} {doing} {_ms(self.mean[slowest, reason])} per step, the other ranks "
-            f"{_ms(usual[reason])}. {self._waiting_for(rank)}"
+            f"{_ranks(ranks)} {doing}, the other ranks {_ms(usual[reason])}. "
+            + self._waiting_for(*ranks)
         )
         advice = {
             COMPUTING: (
@@ -304,7 +307,7 @@ class _Patient:
                 "alone runs.",
             ),
         }[reason]
-        return (rank,), message, advice
+        return ranks, message, advice
 
     def _input(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         waits = self.mean[:, INPUT]
@@ -320,11 +323,9 @@ class _Patient:
         if not ranks or len(ranks) == len(waits):
             return (), f"A rank waits {_ms(waits.mean())} per step for its next batch.", general
         rest = np.delete(waits, slow).mean()
-        one = len(ranks) == 1
         message = (
-            f"{'Rank' if one else 'Ranks'} {_list(ranks)} {'waits' if one else 'wait'} "
-            f"{_ms(waits[slow].mean())} per step for the next batch, the other ranks {_ms(rest)}. "
-            + self._waiting_for(*ranks)
+            f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} {_ms(waits[slow].mean())} per step "
+            f"for the next batch, the other ranks {_ms(rest)}. " + self._waiting_for(*ranks)
         )
         return ranks, message, (
             f"Compare what rank {_list(ranks)} reads with the other ranks: its disk or network, "
@@ -428,11 +429,10 @@ class _Patient:
     def _notes(self) -> Iterator[str]:
         trace = self.trace
         if self.missing:
-            have = f"rank{'s' * (len(self.there) > 1)} {_list(self.there)}"
             yield (
-                f"The trace has {have} of {trace.world_size}. Without the other ranks, waiting "
-                "for a late rank and communication cannot be told apart: both count as "
-                "communication. Give the files of all ranks."
+                f"The trace has {_ranks(self.there).lower()} of {trace.world_size}. Without the "
+                "other ranks, waiting for a late rank and communication cannot be told apart: both "
+                "count as communication. Give the files of all ranks."
             )
         if trace.emulated:
             yield f"The links are emulated: {trace.emulated}."
@@ -610,6 +610,10 @@ def _bytes(count: float) -> str:
 
 def _count(number: float) -> str:
     return f"{number:.0f}" if abs(number - round(number)) < 0.05 else f"{number:.1f}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"Rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
 
 
 def _list(ranks: Sequence[int]) -> str:
