@@ -374,8 +374,8 @@ class _Patient:
                 "communication."
             )
             return (), message, (
-                "Give the files of all ranks, which show the one or the other. A late rank is "
-                "mended on that rank; faster communication would not help.",
+                "Give the files of all ranks, which show which of the two it is. If a rank is "
+                "late, faster communication would not help.",
             )  # fmt: skip
         message = (
             f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits {waits} per "
@@ -401,7 +401,8 @@ class _Patient:
             "Send less per sample: more samples per rank and step, or accumulation with no_sync; "
             "gradients in 16 bits (bf16_compress_hook)."
         )
-        advice.append("Compare the links with what they should reach: dtlab bench.")
+        if not self.trace.emulated:
+            advice.append("Compare the links with what they should reach: dtlab bench.")
         return (), message, tuple(advice)
 
     def _waiting_for(self, *ranks: int) -> str:
@@ -431,8 +432,8 @@ class _Patient:
         if self.missing:
             yield (
                 f"The trace has {_ranks(self.there).lower()} of {trace.world_size}. Without the "
-                "other ranks, waiting for a late rank and communication cannot be told apart: both "
-                "count as communication. Give the files of all ranks."
+                "other ranks, waiting for a late rank and communication cannot be told apart: "
+                "both count as communication. Give the files of all ranks."
             )
         if trace.emulated:
             yield f"The links are emulated: {trace.emulated}."
