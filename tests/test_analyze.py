@@ -20,6 +20,7 @@ from dtlab.trace.diagnosis import diagnose
 from tests.marks import proof
 
 STEPS = 6
+PROFILED_STEPS = 10
 Piece = tuple[str, float]
 ETHERNET = dtlab.Link(latency=1e-3, bandwidth=50e6)  # slow enough that a rank's own delays vanish
 FAST = dtlab.Link(latency=1e-6, bandwidth=1e12)
@@ -135,7 +136,7 @@ class Batches:
         self.job = job
 
     def __len__(self) -> int:
-        return STEPS + 1
+        return PROFILED_STEPS + 1
 
     def __getitem__(self, index: int) -> Any:
         import torch
@@ -156,7 +157,7 @@ def profiled(job: Profiled, folder: Path) -> None:
     layers = (torch.nn.Linear(job.width, job.width) for _ in range(job.layers))
     model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=job.bucket_mb)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    plan = schedule(wait=0, warmup=1, active=STEPS - 1, repeat=1)
+    plan = schedule(wait=0, warmup=1, active=PROFILED_STEPS - 1, repeat=1)
     with profile(activities=[ProfilerActivity.CPU], schedule=plan) as profiler:
         for samples in DataLoader(Batches(job), batch_size=None):
             for _ in range(job.repeats if rank == 1 else 0):
@@ -165,18 +166,18 @@ def profiled(job: Profiled, folder: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             profiler.step()
-            if profiler.step_num == STEPS:
+            if profiler.step_num == PROFILED_STEPS:
                 break
     profiler.export_chrome_trace(str(folder / f"rank{rank}.json"))
 
 
 PROFILED = {
-    "compute": ("compute-bound", Profiled(width=128, batch=1 << 14)),
+    "compute": ("compute-bound", Profiled(width=128, batch=1 << 12)),
     "all-reduce": (
         "exposed communication", Profiled(width=16, layers=40, batch=4, bucket_mb=1e-4)
     ),
     "slow rank": ("straggler", Profiled(repeats=20)),
-    "slow reading": ("input pipeline", Profiled(read=0.1)),
+    "slow reading": ("input pipeline", Profiled(read=0.05)),
 }  # fmt: skip
 
 
@@ -189,7 +190,8 @@ def test_the_planted_cause_is_named_in_a_profile(name: str, tmp_path: Path) -> N
     found = diagnose(Trace.from_chrome(sorted(tmp_path.iterdir())))
     print(found)
     assert found.verdict == planted
-    assert not found.notes
+    assert found.steps > 0
+    assert not any("The trace has" in note for note in found.notes)
 
 
 @pytest.mark.slow
@@ -282,6 +284,41 @@ def test_several_late_ranks_are_named_also_if_steps_differ() -> None:
     found = diagnose(Trace([*regular.events, *odd]))
     assert found.causes[0].ranks == (1, 2)
     assert found.causes[0].seconds == pytest.approx(1.8, rel=0.1)
+
+
+def test_ranks_that_are_late_by_chance_are_no_stragglers() -> None:
+    """On a busy machine, each rank is late now and then."""
+    slow = {(1, 1), (2, 1), (3, 1), (4, 1), (6, 0)}  # step and rank
+    at, events = 0.0, []
+    for step in range(8):
+        took = [1.4 if (step, rank) in slow else 1.0 for rank in range(2)]
+        end = at + max(took)
+        for rank in range(2):
+            arrived = at + took[rank]
+            events += [
+                Event(rank, "compute", "forward", (), 0, at, arrived),
+                Event(rank, "comm", "all_reduce", (1 - rank,), 8, arrived, end),
+                Event(rank, "compute", "optimizer", (), 0, end, end),
+            ]
+        at = end
+    found = diagnose(Trace(events))
+    assert found.verdict == "compute-bound"
+    assert found.causes == ()
+
+
+def test_a_rank_that_is_late_in_every_second_step_is_a_straggler() -> None:
+    logs = [("forward", 1.0), ("forward", 1.0)]
+    odd = steps_of(*zip(logs, [("all_reduce", 0.01)] * 2, strict=True), count=1)
+    logs[0] = ("forward", 2.0)
+    even = steps_of(*zip(logs, [("all_reduce", 0.01)] * 2, strict=True), count=1)
+    events: list[Event] = []
+    at = 0.0
+    for step in range(24):
+        part = odd if step % 2 else even
+        events += [replace(e, start=e.start + at, end=e.end + at) for e in part.events]
+        at += part.duration
+    found = diagnose(Trace(events))
+    assert (found.verdict, found.causes[0].ranks) == ("straggler", (0,))
 
 
 def test_ranks_that_work_one_after_the_other_wait_in_turn() -> None:

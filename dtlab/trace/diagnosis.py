@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dtlab.trace.analysis import Meetings, meetings
-from dtlab.trace.columns import COMPUTE, MARK, Columns, Floats
+from dtlab.trace.columns import COMPUTE, MARK, Columns, Floats, Ints
 from dtlab.trace.replay import (
     BORDER,
     COMPUTING,
@@ -50,6 +50,7 @@ WORTH_A_LINE = 0.05
 IN_TURN = 0.25  # share of the step that ranks wait for each other without a straggler
 UNMARKED = 0.25  # share of the step that no event shows
 _FEW_STEPS = 3  # with fewer steps, the first one counts too, and with one more the slowest
+_BY_CHANCE = 3.0  # standard errors by which a rank must be late, on average over the steps
 _SMALL = 1e6  # bytes: a smaller message takes about as long as an empty one
 _SHORT_GAP = 1e-3  # seconds: launching a kernel takes microseconds, Python code milliseconds
 _WIDTH: Final = 98  # characters
@@ -150,7 +151,8 @@ class _Patient:
         self.left_out = borders.shape[1] - 1 - len(self.usual)
         self.mean = seconds[:, self.usual].mean(axis=1)  # rank, kind
         self.step = float(self.mean.sum(axis=1).mean())
-        self.own = self.mean[:, OWN].sum(axis=1)  # seconds of each rank's own work
+        self.own = seconds[:, self.usual][:, :, OWN].sum(axis=2)  # rank, step
+        self.late = self._late()
         self.scales = self._scales()
         self.base, _ = self._replayed()
 
@@ -175,20 +177,31 @@ class _Patient:
 
         A late rank's work is scaled segment by segment, if all steps have the same segments.
         """
-        excess = self.own - _usual(self.own)
-        late = np.flatnonzero(excess > WORTH_A_LINE * self.step)
         tables = [table for use in self.uses if (table := _by_segment(use)) is not None]
         scales = [scale.copy() for scale in same]
         if len(tables) < len(self.uses) or len({table.shape for table in tables}) > 1:
-            for rank in late:
-                scales[rank][:, OWN] = _usual(self.own) / self.own[rank]
+            own = self.own.mean(axis=1)
+            for rank in self.late:
+                scales[rank][:, OWN] = _usual(own) / own[rank]
             return scales
-        seconds = np.array([np.median(table[self.usual], axis=0) for table in tables])
+        seconds = np.array([table[self.usual].mean(axis=0) for table in tables])
         factors = np.minimum(1.0, _usual(seconds) / np.maximum(seconds, 1e-12))
-        for rank in late:
+        for rank in self.late:
             _, segment = segments(self.uses[rank])
             scales[rank][:, OWN] = factors[rank, segment][:, np.newaxis]
         return scales
+
+    def _late(self) -> Ints:
+        """The ranks that have more work than the usual rank, and not only by chance."""
+        own = self.own.mean(axis=1)
+        usual_rank = np.argsort(own, kind="stable")[(len(own) - 1) // 2]
+        excess = self.own - self.own[usual_rank]
+        least = WORTH_A_LINE * self.step
+        steps = excess.shape[1]
+        if steps > 1:
+            errors = excess.std(axis=1, ddof=1) / np.sqrt(steps)
+            least = np.maximum(least, _BY_CHANCE * errors)
+        return np.flatnonzero(excess.mean(axis=1) > least)
 
     def _replayed(self, *without: str) -> tuple[float, float]:
         """Seconds of a step, and of waiting in it, without these causes."""
@@ -274,10 +287,11 @@ class _Patient:
         return Cause(kind, saved, saved / self.step, last, ranks, message.rstrip(), advice)
 
     def _straggler(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-        excess = self.own - _usual(self.own)
-        slow = np.flatnonzero(excess >= 0.5 * excess.max())
-        if len(slow) == len(excess):
-            return (), "No rank has more work than the others.", ()
+        if not len(self.late):
+            return (), "No rank has more work than the others in every step.", ()
+        own = self.own.mean(axis=1)
+        excess = own[self.late] - _usual(own)
+        slow = self.late[excess >= 0.5 * excess.max()]
         mine, usual = self.mean[slow].mean(axis=0), np.delete(self.mean, slow, axis=0).mean(axis=0)
         reason = max(OWN, key=lambda kind: float(mine[kind] - usual[kind]))
         ranks = tuple(self.there[number] for number in slow)
