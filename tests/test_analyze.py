@@ -20,7 +20,7 @@ from dtlab.trace.diagnosis import diagnose
 from tests.marks import proof
 
 STEPS = 6
-PROFILED_STEPS = 10
+PROFILED_STEPS = 8
 Piece = tuple[str, float]
 ETHERNET = dtlab.Link(latency=1e-3, bandwidth=50e6)  # slow enough that a rank's own delays vanish
 FAST = dtlab.Link(latency=1e-6, bandwidth=1e12)
@@ -172,7 +172,7 @@ def profiled(job: Profiled, folder: Path) -> None:
 
 
 PROFILED = {
-    "compute": ("compute-bound", Profiled(width=128, batch=1 << 12)),
+    "compute": ("compute-bound", Profiled(width=128, batch=1 << 14)),
     "all-reduce": (
         "exposed communication", Profiled(width=16, layers=40, batch=4, bucket_mb=1e-4)
     ),
