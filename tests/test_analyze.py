@@ -121,6 +121,7 @@ def run_of(job: Job) -> Trace:
 class Profiled:
     """A training loop as a user writes it: a DataLoader, DDP, SGD and the profiler's schedule."""
 
+    ranks: int = 2
     width: int = 256
     layers: int = 3
     batch: int = 256
@@ -174,7 +175,7 @@ def profiled(job: Profiled, folder: Path) -> None:
 PROFILED = {
     "compute": ("compute-bound", Profiled(width=128, batch=1 << 14)),
     "all-reduce": (
-        "exposed communication", Profiled(width=16, layers=40, batch=4, bucket_mb=1e-4)
+        "exposed communication", Profiled(ranks=4, width=16, layers=20, batch=4, bucket_mb=1e-4)
     ),
     "slow rank": ("straggler", Profiled(repeats=20)),
     "slow reading": ("input pipeline", Profiled(read=0.05)),
@@ -186,7 +187,7 @@ PROFILED = {
 @pytest.mark.parametrize("name", PROFILED)
 def test_the_planted_cause_is_named_in_a_profile(name: str, tmp_path: Path) -> None:
     planted, job = PROFILED[name]
-    dtlab.launch(profiled, job, tmp_path, world_size=2)
+    dtlab.launch(profiled, job, tmp_path, world_size=job.ranks)
     found = diagnose(Trace.from_chrome(sorted(tmp_path.iterdir())))
     print(found)
     assert found.verdict == planted
