@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlab.predict.decision import TREE, Leaf
+from dtlab.predict.strategy.decision import TREE, Leaf
 from dtlab.predict.strategy import choose
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.lines import scaling_chart

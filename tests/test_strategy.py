@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlab.predict.decision import FACTS, ROOT, TREE, Leaf, Question, tree_words, walk
+from dtlab.predict.strategy.decision import FACTS, ROOT, TREE, Leaf, Question, tree_words, walk
 from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
 from dtlab.predict.strategy import Choice, choose

@@ -20,7 +20,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from dtlab.predict.decision import ROOT, TREE, Leaf, Step
+from dtlab.predict.strategy.decision import ROOT, TREE, Leaf, Step
 from dtlab.predict.plan import Estimate, Search
 from dtlab.predict.strategy import Choice
 from dtlab.predict.units import in_gb
@@ -85,7 +85,7 @@ def ways_to_split(*, title: str | None = None) -> Figure:
 #     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
 #             ┣━ yes ...
 #
-# The figure has one row for each node of `predict.decision.TREE`. The path of the job is thick,
+# The figure has one row for each node of `predict.strategy.decision.TREE`. The path of the job is thick,
 # dark and marked; the rest is pale.
 
 _WIDTH, _LEFT, _TOP, _BOTTOM = 9.4, 0.2, 0.85, 0.15  # inches
