@@ -658,8 +658,12 @@ def test_without_a_gpu_an_error_says_to_use_the_cpu(use: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_an_error_of_the_first_fsdp_names_the_second() -> None:
+def test_without_a_gpu_an_error_of_fsdp_names_the_argument_for_the_cpu() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    with pytest.raises(dtlab.RankError, match=r"Use fully_shard,\s+which also works on the CPU"):
-        dtlab.launch(lambda: FullyShardedDataParallel(nn.Linear(1, 1)))
+    def wrap(**arguments: Any) -> None:
+        FullyShardedDataParallel(nn.Linear(1, 1), **arguments)
+
+    with pytest.raises(dtlab.RankError, match=r'Pass\s+device_id=torch\.device\("cpu"\)'):
+        dtlab.launch(wrap)
+    dtlab.launch(lambda: wrap(device_id=torch.device("cpu")))

@@ -28,8 +28,8 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     (
         re.compile(r"FSDP needs a non-CPU accelerator device, but no accelerator device is "
                    r"detected\."),
-        "FullyShardedDataParallel needs a GPU, and PyTorch finds none here. Use fully_shard, "
-        "which also works on the CPU.",
+        'FullyShardedDataParallel finds no GPU here. Pass device_id=torch.device("cpu"), or use '
+        "fully_shard.",
     ),
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
