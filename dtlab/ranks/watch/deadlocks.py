@@ -286,7 +286,8 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
     if finding.threads:
         advice = (
             "Several threads of a rank call collectives on the same process group, so their order "
-            "differs from rank to rank. Give each thread its own group: dist.new_group()."
+            "differs from rank to rank. Give each thread its own group: dist.new_group(). "
+            "dcp.async_save saves in such a thread; its argument process_group= takes the group."
         )
     elif len(names) > 1:
         advice = "All members of a group must call the same collectives in the same order."

@@ -219,6 +219,8 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message = message.replace("SystemExit)", "sys.exit()")
     caller = locate.calling_frame(frames)
     learners = locate.learner_frame(frames)
+    if remote.kind == "result" and learners and not locate.is_learners(learners.file):
+        learners = None  # it is the pickler's, and the function has returned
     place = locate.place(learners)
     return Failure(
         remote.kind,
