@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtlab.errors import DeadlockError, MismatchError, Waiting, place_in_words
-from dtlab.ranks.protocol import Finding, Frame, OpInfo
+from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome
 from dtlab.ranks.watch import locate
 from dtlab.ranks.words import ranks_in_words, wrapped
 
@@ -272,6 +272,45 @@ def _different_lines(finding: Finding) -> str:
         f"by {calls}."
     )
     return f"{text} {DDP_BUFFERS}" if any(map(_called_by_ddp, finding.apart)) else text
+
+
+# ---------------------------------------------------------------------------- polling
+
+
+def polled_in_vain(running: Sequence[Waiting], outcome: Outcome) -> str:
+    """A text if a rank polls an operation that cannot become complete; else empty.
+
+    `running` has what each rank was doing at the time limit.
+    """
+    done = [rank for rank, end in enumerate(outcome.ranks) if end.state in ("returned", "idle")]
+    computing = {each.rank for each in running if each.op == "compute"}
+    polled = [(op, lacks) for op, lacks in outcome.polled if op.rank in computing]
+    stuck = sorted(outcome.waiting + [op for op, lacks in polled if lacks])
+    all_stuck = {each.rank for each in running} <= {op.rank for op in stuck}
+    for op, lacks in sorted(polled, key=lambda each: (len(each[1]) > 0, each[0])):
+        start = f"Rank {op.rank} polls {call_of(op)} with is_completed()"
+        if not lacks:
+            return (
+                f"{start}. Both ranks have posted this message, but with gloo is_completed() of a "
+                "message stays False until wait() is called. Call wait() instead of polling."
+            )
+        verb = {"send": "receive", "recv": "send"}.get(op.name, "call")
+        who = ranks_in_words(lacks)
+        faster = "Call wait() instead of polling: then dtlab reports this at once."
+        if set(lacks) <= set(done):
+            return f"{start}, but {who} returned and did not {verb} it. {faster}"
+        if all_stuck:
+            polls = [each.rank for each, _ in polled]
+            doing = [
+                f"rank {each.rank} {'polls' if each.rank in polls else 'waits in'} {call_of(each)}"
+                for each in stuck
+                if each.rank in lacks
+            ]
+            rest = [each for each in outcome.posted if each not in stuck]
+            cause = pattern(Finding("standstill", stuck, done, rest))
+            does = "does" if len(lacks) == 1 else "do"
+            return f"{start}, but {who} {does} not {verb} it: {', '.join(doing)}. {cause} {faster}"
+    return ""
 
 
 # ---------------------------------------------------------------------------- mismatches
