@@ -196,6 +196,41 @@ def test_the_input_of_a_reduce_scatter_is_too_short(capsys: pytest.CaptureFixtur
     assert "ProcessGroupGloo" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("outputs", ["list", "list of equal sizes", "tensor"])
+def test_an_all_gather_of_shards_of_different_sizes(outputs: str) -> None:
+    def gather() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        shard = torch.ones(3 if rank == ranks - 1 else 4)
+        if outputs == "tensor":
+            dist.all_gather_single(torch.empty(4 * ranks), shard)
+        elif outputs == "list":
+            dist.all_gather([torch.empty(4), torch.empty(4), torch.empty(3)], shard)
+        else:
+            dist.all_gather([torch.empty(4) for _ in range(ranks)], shard)
+
+    message = message_of(gather)
+    start = "MismatchError: ranks 0 and 1 called all_gather(float32[4]) but rank 2 called all_ga"
+    assert message.startswith(start)
+    assert message.index("rank 0 ") < message.index("rank 1 ") < message.index("rank 2 test")
+    assert "pad them to the largest, and cut the results" in message
+    assert "Gloo" not in message
+
+
+def test_gloos_own_sentences_about_arguments_are_plain() -> None:
+    def short_list() -> None:
+        dist.all_gather([torch.empty(2)], torch.ones(2))
+
+    def other_shape() -> None:
+        dist.all_gather([torch.empty(2) for _ in range(3)], torch.ones(5))
+
+    def other_count() -> None:
+        dist.all_to_all_single(torch.empty(6), torch.ones(9))
+
+    assert "all_gather needs a list of 3 output tensors, one for each" in message_of(short_list)
+    assert "must have the same shape, (5) here, but number 0 of the" in message_of(other_shape)
+    assert "the input and the output of all_to_all_single must have" in message_of(other_count)
+
+
 # Waiting ---------------------------------------------------------------------------------------
 
 

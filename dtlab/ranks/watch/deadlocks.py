@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ def call_of(op: OpInfo, world_size: int = 0) -> str:
 
 def _lines(finding: Finding, world_size: int) -> list[str]:
     """One line for each rank, with a second column for the place in the learner's code."""
-    ops = finding.ops
+    ops = finding.ops if finding.reason == "message" else sorted(finding.ops)
     calls = [f"  rank {op.rank}" for op in ops]  # the headline names the operations
     if finding.reason == "standstill":
         calls = [f"  rank {op.rank} waits in {call_of(op, world_size)}" for op in ops]
@@ -330,10 +331,13 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
     elif len(names) > 1:
         advice = "All members of a group must call the same collectives in the same order."
     else:
+        name, without_sizes = names.pop(), {re.sub(r"\[.*?\]", "", text) for text in kinds}
         advice = (
-            f"All ranks must pass the same arguments to {names.pop()}. Otherwise it hangs or "
-            "gives wrong numbers without an error."
+            f"All ranks must pass the same arguments to {name}. Otherwise it hangs or gives wrong "
+            "numbers without an error."
         )
+        if name in ("all_gather", "gather") and len(without_sizes) == 1:
+            advice += " If shards differ in size, pad them to the largest, and cut the results."
     return f"{calls}.", advice
 
 

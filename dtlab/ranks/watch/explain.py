@@ -111,7 +111,11 @@ def _error_of(
     failures = _failures(collected, outcome, spec, stderr)
     # An error of gloo about a mismatch, or about ranks that were ended, is a consequence.
     stuck = outcome.finding is not None or outcome.reason == "timeout"
-    if stuck and all(map(_is_consequence, failures.values())):
+    unfit = _places_of_misfits(outcome)
+    if stuck and all(
+        _is_consequence(one) or (one.kind == "exception" and one.place in unfit)
+        for one in failures.values()
+    ):
         failures = {}
     if outcome.finding is not None:
         # A thread that failed is the likely reason why ranks wait.
@@ -209,6 +213,13 @@ def _failures(
 def is_about_a_lost_peer(error: RankError) -> bool:
     """Whether all failures are lost connections to other ranks."""
     return all(map(_is_consequence, error.failures.values()))
+
+
+def _places_of_misfits(outcome: Outcome) -> set[str]:
+    """The lines of operations that do not match; gloo may refuse them before the watcher does."""
+    finding = outcome.finding
+    ops = finding.ops if finding is not None and finding.reason != "standstill" else ()
+    return {waiting_of(op).place for op in ops if op.line}
 
 
 def _is_consequence(failure: Failure) -> bool:
