@@ -198,6 +198,30 @@ def test_a_case_in_groups_shows_the_hint_of_the_report_and_names_group_ranks(
     assert "global ranks: in the group of ranks 0, 2 and 3, rank 3 is group rank 2." in out
 
 
+def one_round_more(output: torch.Tensor, input: torch.Tensor, group: Any = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size if size > 1 else 0):
+        sending = dist.isend(passing, (rank + 1) % size)
+        arriving = torch.empty_like(passing)
+        dist.recv(arriving, (rank - 1) % size)
+        sending.wait()
+        passing = arriving + chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+@pytest.mark.slow
+def test_a_wrong_case_also_shows_why_the_other_criteria_are_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dtlab.practice("01/reduce_scatter", one_round_more, case=1)
+    out = capsys.readouterr().out
+    assert out.count("rank 0: this is chunk 3 of the sum, with the chunk of rank 0 twice") == 1
+    assert out.count("each rank sent 4.2 MB; a ring needs") == 1
+    assert out.count("4 rounds on 4 ranks; a ring needs N-1 = 3.") == 1
+
+
 def blank(tensor: torch.Tensor, group: Any = None) -> None:
     raise NotImplementedError
 

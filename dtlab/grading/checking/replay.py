@@ -84,10 +84,12 @@ def wrong_in(check: Check, one: Observation, *, is_first: bool) -> list[str]:
     """
     by_case = isinstance(one.trial.cases[0], Faulty)
     messages = [fault([one], rule.name) for rule in check.rules] if by_case else one.mistakes
-    alone = is_first or _judges_cases_alone(check)
-    if alone and not any(messages):  # the ranks may have sent, called or held too much
-        messages = [found.message for found in check.settle([one]) if found.status == "lost"]
-    return list(dict.fromkeys(as_text(text) for text in messages if text not in ("", UNREADABLE)))
+    lost: list[str] = []
+    if is_first or _judges_cases_alone(check):  # the ranks may also have sent or held too much
+        lost = [found.message for found in check.settle([one]) if found.status == "lost"]
+    messages = [text for text in messages if not any(each.startswith(text) for each in lost)]
+    found = dict.fromkeys(as_text(text) for text in [*messages, *lost])
+    return [text for text in found if text not in ("", UNREADABLE)]
 
 
 def _judges_cases_alone(check: Check) -> bool:

@@ -304,6 +304,13 @@ class ReduceScatter(Call):
                     "starts on rank c + 1 if you send to rank + 1, on rank c - 1 if you send to "
                     "rank - 1."
                 )
+            for each in members:
+                if result.equal(chunk + inputs[each].chunk(len(members))[number]):
+                    return (
+                        f"this is chunk {number} of the sum, with the chunk of rank {each} twice, "
+                        f"and {here} must have chunk {index}. After N-1 rounds a chunk contains "
+                        "the values of every rank: a further round adds some of them again."
+                    )
         terms = _summands(result, {each: inputs[each].chunk(len(members)) for each in members})
         if not terms or set(terms.values()) == {index}:
             return sentence
