@@ -56,6 +56,8 @@ def replay(
 
     for figure in _figures(one):
         show_bundle(figure._repr_mimebundle_()[0])
+    for rank, words in enumerate(shown.beside(one.results[0])) if one.results else ():
+        print(f"rank {rank}: {words}")
     found = wrong_in(check, one, is_first=number == 1)
     alone = number == 1 or _judges_cases_alone(check)
     print("\n".join(found) or ("The result of this case is right." if alone else _TOGETHER))

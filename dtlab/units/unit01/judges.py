@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Message", "after_result", "by_luck", "calls_of", "chunks_pattern", "first_mistake",
            "judge_result", "judge_sent", "judge_subgroups", "messages", "other_dtype",
-           "over_the_world", "world_sizes_right"]  # fmt: skip
+           "over_the_world", "sizes_pattern", "world_sizes_right"]  # fmt: skip
 
 _POINT_TO_POINT = {"send", "recv", "barrier"}
 
@@ -198,14 +198,19 @@ def world_sizes_right(seen: Seen) -> set[int]:
     return {run.trial.world_size for run in seen} - wrong
 
 
-def chunks_pattern(seen: Seen, count: str = "N") -> str:
-    """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits.
-
-    `count` is the number of chunks of the tensor, as the advice writes it.
-    """
+def chunks_pattern(seen: Seen) -> str:
+    """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits."""
     wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
     if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
         return f"Right on 1 and 2 ranks only{_why_not_on_three(seen)}"
+    return sizes_pattern(seen)
+
+
+def sizes_pattern(seen: Seen, count: str = "N") -> str:
+    """Advice if only sizes that N divides are right; else empty.
+
+    `count` is the number of chunks of the tensor, as the advice writes it.
+    """
     if all(map(_only_uneven_is_wrong, seen)):
         split = f"tensor.tensor_split({count})"
         return f"Right only if N divides the size: let the sizes of chunks differ ({split})."
