@@ -409,6 +409,8 @@ def _touch_in_words(
         "the tensor."
     )
     consequence = _CONSEQUENCES.get(name, "The tensor may hold old values, the result, or both.")
+    if kind == "forgotten" and name == "recv":
+        consequence = "The function may return before the message arrives."
     lines = [wrapped(f"warning: {what} {consequence} {advice}", indent="")]
     for label, (file, line) in ("issued", issued), (kind, touched):
         if line:
