@@ -97,14 +97,14 @@ class Call(Case):
 
         if not self.is_labelled:
             return labelled(self.seed, self.size, rank)
-        first = torch.arange(self.size) % 9 + 1
+        first = torch.arange(self.size) % 7 + 1  # no chunk begins as the one before it
         return first.float().mul_(10**rank)
 
     def labelled(self) -> tuple[Call, str]:
         """The call with whole numbers as inputs, so that a sum shows which ranks it contains."""
         rank = "global rank r" if self.groups else "rank r"
         return replace(self, is_labelled=True), (
-            f"Here {rank} holds 10^r times 1, 2, ... 9, 1, 2, ...: {self.legend}"
+            f"Here {rank} holds 10^r times 1, 2, ... 7, 1, 2, ...: {self.legend}"
         )
 
     def needs(self, rank: int, world_size: int) -> int:
@@ -317,7 +317,7 @@ class ReduceScatter(Call):
                     "starts on rank c + 1 if you send to rank + 1, on rank c - 1 if you send to "
                     "rank - 1."
                 )
-            for each in members:
+            for each in members if number != index else ():
                 if result.equal(chunk + inputs[each].chunk(len(members))[number]):
                     return (
                         f"this is chunk {number} of the sum, with the chunk of rank {each} twice, "
