@@ -16,6 +16,14 @@ _UNUSED = re.compile(
     r"(\s+In addition, .*?as part of this error)?",
     re.DOTALL,
 )
+
+
+def _name(match: re.Match[str]) -> str:
+    """The name in torch.distributed of a collective that gloo's message calls `match[1]`."""
+    names = {"allgather": "all_gather", "alltoall": "all_to_all", "allreduce": "all_reduce"}
+    return names.get(match[1], match[1])
+
+
 _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (
         re.compile(r"module 'torch\._C' has no attribute '_cuda_\w+'"
@@ -71,6 +79,27 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         r"the input of reduce_scatter must have world_size times as many rows as the output: "
         r"it has \2, and the output requires \1.",
     ),
+    (
+        re.compile(r"ProcessGroupGloo::(\w+): invalid tensor size at index (\d+) "
+                   r"\(expected (\(.*?\)), got (\(.*?\))\)"),
+        lambda match: (
+            f"all tensors of {_name(match)} must have the same shape, {match[3]} here, but number "
+            f"{match[2]} of the list has shape {match[4]}."
+        ),
+    ),
+    (
+        re.compile(r"ProcessGroupGloo::(\w+): invalid (\w+) tensor list at index \d+ "
+                   r"\(expected length (\d+), got (\d+)\)"),
+        lambda match: (
+            f"{_name(match)} needs a list of {match[3]} {match[2]} tensors, one for each rank; "
+            f"this list has {match[4]}."
+        ),
+    ),
+    (
+        re.compile(r"\[enforce fail at \S*/gloo/alltoall\.cc:\d+\] in->size == out->size\.\s*"),
+        "the input and the output of all_to_all_single must have the same number of elements.",
+    ),
+    (re.compile(r"ProcessGroupGloo::(\w+): "), lambda match: f"{_name(match)}: "),
 )  # fmt: skip
 
 
