@@ -267,9 +267,11 @@ def test_a_part_says_its_points_minutes_and_what_counts(part: Part) -> None:
     place = ids.index(part.answer_id)
     texts = [cell.source for cell in cells[:place] if cell.cell_type == "markdown"]
     line = f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
-    heading = next((n for n, text in enumerate(texts) if line in text), None)
+    heading = max((n for n, text in enumerate(texts) if line in text), default=None)
     assert heading is not None, f"no text above {part.answer_id!r} says: {line}"
     about = "\n".join(texts[heading:])
+    titles = re.findall(r"^## Part [^:]+: (.+)$", about, re.MULTILINE)
+    assert [title.casefold() for title in titles] == [part.title.casefold()], part.name
     assert "What counts" in about
     assert "<details>" in about, "no hint unfolds"
 

@@ -133,7 +133,7 @@ def _changed_input(seen: Seen) -> str:
 PART = Part(
     name="01/reduce_scatter",
     level=2,
-    title="Reduce-scatter",
+    title="The reduce-scatter",
     minutes=25,
     difficulty=1,
     check=Check(

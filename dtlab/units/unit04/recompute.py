@@ -179,7 +179,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="04/recompute",
     level=2,
-    title="Run it again in backward",
+    title="Compute again in backward",
     minutes=17,
     difficulty=2,
     check=Check(

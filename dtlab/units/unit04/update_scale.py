@@ -110,7 +110,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="04/update_scale",
     level=2,
-    title="Adjust the scale",
+    title="A scale that adapts",
     minutes=8,
     difficulty=1,
     check=Check(

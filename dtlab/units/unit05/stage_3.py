@@ -245,7 +245,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="05/stage_3",
     level=2,
-    title="Stage 3",
+    title="ZeRO stage 3, the four functions at the right time",
     minutes=16,
     difficulty=3,
     check=Check(

@@ -45,7 +45,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="07/gpipe",
     level=2,
-    title="GPipe as lists",
+    title="GPipe",
     minutes=12,
     difficulty=1,
     check=Check(

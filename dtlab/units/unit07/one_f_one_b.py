@@ -57,7 +57,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="07/one_f_one_b",
     level=2,
-    title="One forward, one backward",
+    title="1F1B",
     minutes=20,
     difficulty=2,
     check=Check(

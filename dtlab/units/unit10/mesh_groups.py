@@ -132,7 +132,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="10/mesh_groups",
     level=2,
-    title="Process groups of a mesh",
+    title="The process groups of a mesh",
     minutes=15,
     difficulty=2,
     check=Check(
