@@ -274,7 +274,7 @@ WRONG = {
     the_rank_in_the_epoch: {"samples": "are in no rank's batches"},
     a_sampler_that_drops_the_rest: {"samples": "have some repeated instead"},
     only_rank_0_trains: {"samples": ""},
-    not_written: {"samples": "mended is not written yet"},
+    not_written: {"samples": "not_written is not written yet"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
     a_rate_for_all_ranks: {"training": ""},
 }

@@ -207,7 +207,7 @@ WRONG = {
     half_the_ranks_to_each_node: {"training": "rank 1 requests card 0"},
     no_card_at_all: {"training": "rank 0 requests no card"},
     a_number_as_text: {"samples": "TypeError"},
-    not_written: {"samples": "mended is not written yet"},
+    not_written: {"samples": "not_written is not written yet"},
     the_local_rank_for_samples_too: {"samples": "are in no rank's batches"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
 }
