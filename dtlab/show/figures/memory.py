@@ -144,7 +144,7 @@ def memory_bar(
         f"{count_words(num_params)} parameters, {policy_words(named.name)}: "
         f"{named.total:g} bytes for each; {world_size} ranks; a GPU of {room_words}"
     )
-    heading = title or f"Stage {stage}: {byte_words(total)} on each rank"
+    heading = title or f"ZeRO stage {stage}: {byte_words(total)} on each rank"
     return memory_bars(bars, budget, title=heading, note=note, verdicts=verdicts, chosen=chosen)
 
 
