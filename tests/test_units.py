@@ -23,6 +23,7 @@ from dtlab.grading.notebooks import normalise_all
 from dtlab.grading.parts import unit_packages
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.workbook import MAKE_A_COPY, start
+from tests.wrong_answers import ONE_OF_MANY
 
 ROOT = Path(__file__).parent.parent
 UNITS = Course(ROOT).units()
@@ -274,6 +275,14 @@ def test_a_part_says_its_points_minutes_and_what_counts(part: Part) -> None:
     assert [title.casefold() for title in titles] == [part.title.casefold()], part.name
     assert "What counts" in about
     assert "<details>" in about, "no hint unfolds"
+
+
+@part_by_name
+def test_a_case_is_named_with_one_or_many(part: Part) -> None:
+    check = getattr(part.check, "check", part.check)  # of the mended program
+    for trial in check.trials(0) if hasattr(check, "trials") else ():
+        for number in range(len(trial.cases)):
+            assert not ONE_OF_MANY.search(trial.words(number))
 
 
 @pytest.mark.parametrize(

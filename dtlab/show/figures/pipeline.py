@@ -23,6 +23,7 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
 from dtlab.predict.simulate import Costs, bubble, peak_in_flight, simulate
+from dtlab.predict.units import counted
 from dtlab.schedules import (
     Action,
     Schedule,
@@ -145,8 +146,8 @@ def predicted_pipeline(
         seconds = _FORWARD * num_stages / len(stage_ranks(actions))
         half = seconds * backward / 2
         traces[name] = simulate(actions, Costs(seconds, half, half, communication * _FORWARD))
-    words = f"{num_stages} rank{'s' * (num_stages != 1)}, "
-    words += f"{num_microbatches} microbatch{'es' * (num_microbatches != 1)}"
+    words = f"{counted(num_stages, 'rank')}, "
+    words += counted(num_microbatches, "microbatch", "microbatches")
     note = (f"predicted; on each rank forward {time_words(_FORWARD)}, backward {backward:g} times "
             f"that; a message {communication:g} times that")  # fmt: skip
     return pipeline(traces, title=title or f"{' and '.join(traces)}: {words}", note=note)
@@ -254,7 +255,7 @@ def _draw_key(figure: Figure, panels: Sequence[Panel], height: float) -> None:
 
 def _in_words(panel: Panel) -> str:
     return (f"{panel.words}; its ranks, from rank 0 on, hold at most {', '.join(panel.holds)} "
-            f"microbatches and run {len(panel.boxes)} actions.")  # fmt: skip
+            f"microbatches and run {counted(len(panel.boxes), 'action')}.")  # fmt: skip
 
 
 # Layout of a pipeline's traces: actions, bubble, microbatches held. No drawing -------------------

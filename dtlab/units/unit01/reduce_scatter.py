@@ -11,6 +11,7 @@ from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
+from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import ReduceScatter, draw_groups
 from dtlab.units.unit01.judges import (
     after_result,
@@ -90,7 +91,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         if rounds <= goal:
             return ""
         return (
-            f"{rounds} rounds on {RANKS} ranks; a ring needs {needed} = {goal}. "
+            f"{counted(rounds, 'round')} on {RANKS} ranks; a ring needs {needed} = {goal}. "
             "Each message to the same neighbour costs a latency: send a whole chunk in one "
             "message."
         )

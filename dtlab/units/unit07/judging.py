@@ -13,6 +13,7 @@ from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.predict import peak_in_flight
+from dtlab.predict.units import counted
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid, stage_ranks
 from dtlab.schedules import Fault as Flaw
 from dtlab.schedules.actions import clock
@@ -51,7 +52,8 @@ class Planned(Faulty):
     topic: str = "complete"
 
     def __str__(self) -> str:
-        return f"{_counted(self.stages, 'stage')}, {_counted(self.count, 'microbatch', 'es')}"
+        microbatches = counted(self.count, "microbatch", "microbatches")
+        return f"{counted(self.stages, 'stage')}, {microbatches}"
 
     def shows(self, criterion: str) -> bool:
         return (criterion == "edges") == (self.topic == "edges")
@@ -88,9 +90,9 @@ class Planned(Faulty):
         if isinstance(schedule, str):
             return schedule[:300]
         if len(schedule) != self.stages:
-            lists = _counted(len(schedule), "list")
+            lists = counted(len(schedule), "list")
             swapped = " Or are the two arguments swapped?" * (len(schedule) == self.count)
-            return f"{lists} for {_counted(self.stages, 'rank')}: rank r has stage r.{swapped}"
+            return f"{lists} for {counted(self.stages, 'rank')}: rank r has stage r.{swapped}"
         flaws = [*_elsewhere(schedule)]
         for flaw in find_faults(schedule, self.stages, self.count):
             if flaw.kind not in ("order", "wait"):  # this part does not use I and W
@@ -187,10 +189,6 @@ def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
                 if swapped:
                     message += " An action begins with its stage and ends with its microbatch."
                 yield Flaw("placement", message, ((rank, index),))
-
-
-def _counted(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{plural * (count != 1)}"
 
 
 def _named(returned: Any) -> str:

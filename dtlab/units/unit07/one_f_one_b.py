@@ -14,6 +14,7 @@ from dtlab.grading.checking.criteria import Fault, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.predict import peak_in_flight
+from dtlab.predict.units import counted
 from dtlab.schedules import Schedule, one_f_one_b
 from dtlab.units.unit07.judging import (
     COMMON,
@@ -34,8 +35,8 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
             index = first_above(schedule[rank], enough)
             yield (
                 "memory",
-                f"rank {rank} holds {peak} microbatches at once, but {enough} "
-                f"{'is' if enough == 1 else 'are'} enough: could its next backward come "
+                f"rank {rank} holds {counted(peak, 'microbatch', 'microbatches')} at once, but "
+                f"{enough} {'is' if enough == 1 else 'are'} enough: could its next backward come "
                 f"before {schedule[rank][index]}?\n{part_of_grid(schedule, [(rank, index)])}",
             )
             break

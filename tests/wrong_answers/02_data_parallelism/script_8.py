@@ -195,7 +195,7 @@ RIGHT = [
 WRONG = {
     the_line_of_the_card: {"line": "which ranks take the same samples?"},
     the_line_of_the_wrapper: {"line": "which ranks take the same samples?"},
-    still_broken: {"samples": "samples are taken more than once"},
+    still_broken: {"samples": "more than once"},
     the_global_rank_for_cards_too: {"samples": "requests a card that its node does not have"},
     samples_by_the_number_of_the_node: {"samples": "every rank goes through all"},
     a_rank_made_of_both_numbers: {"samples": "are in no rank's batches"},
