@@ -242,8 +242,8 @@ def grid(
     """Draw the schedule as if each action took one slot.
 
     `marked` actions, as (rank, index), are in brackets. A grid of more than `most` slots, or of
-    more than `width` characters in a line, is cut; the part shown then begins shortly before the
-    first marked action.
+    more than `width` characters in a line, is cut. The part shown then begins at slot 0, or
+    shortly before the first marked action.
     """
     rows = as_schedule(schedule)
     slots = (times or clock(rows)).slots
@@ -270,6 +270,6 @@ def grid(
 
 def _window(columns: int, most: int, marked: list[int]) -> tuple[int, int]:
     """Return the first column shown, and the end of the columns shown."""
-    start = min(marked, default=0) - most // 4
-    first = max(0, min(start, columns - most))
+    start = min(marked, default=0)
+    first = max(0, min(start - most // 4, columns - most)) if start > 3 * most // 4 else 0
     return first, min(columns, first + most)
