@@ -133,7 +133,7 @@ def _other_field(case: Tiled, results: Sequence[Any], run: Observation) -> str:
         wrong = int(case.wrong(results, rank).sum())
         if wrong:
             cells = counted(wrong, "cell")
-            return f"rank {rank} has {cells} unlike one process; after one, it has none."
+            return f"rank {rank} has {cells} unlike one process; after one step, it has none."
     return ""
 
 
