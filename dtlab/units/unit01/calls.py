@@ -17,6 +17,7 @@ from dtlab.grading.checking.groups import Groups, draw_groups
 from dtlab.grading.checking.trials import Case
 from dtlab.grading.checking.values import beside, labelled, total, wrong_sum
 from dtlab.grading.words import ranks_in_words
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +74,7 @@ class Call(Case):
 
     def __str__(self) -> str:
         groups = " and ".join(f"({', '.join(map(str, group))})" for group in self.groups)
-        return f"{self.size} elements" + (f", groups {groups}" if groups else "")
+        return counted(self.size, "element") + (f", groups {groups}" if groups else "")
 
     def members(self, rank: int, world_size: int) -> Sequence[int]:
         """The global ranks that take part together with `rank`."""
@@ -232,7 +233,7 @@ def _lengths(size: int, ranks: int) -> str:
         for numbers in (range(longer), range(longer, ranks))
     )
     return (
-        f"{size} elements do not divide by {ranks}: with tensor_split, {first} "
+        f"{counted(size, 'element')} cannot be divided by {ranks}: with tensor_split, {first} "
         f"{'has' if longer == 1 else 'have'} {least + 1} element{'s' * (least > 0)}, and {rest} "
         f"{'has' if ranks - longer == 1 else 'have'} {least or 'none'}. Give each receive buffer "
         "the length of the chunk that arrives, which may differ from the chunk that you send: "

@@ -11,6 +11,7 @@ from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
+from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import ReduceScatter, draw_groups
 from dtlab.units.unit01.judges import (
     after_result,
@@ -100,7 +101,8 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         advice = "Each message to a neighbour costs a latency: send a whole chunk in one message."
         if min(message.bytes for message in messages(trace)) >= BYTES // RANKS:
             advice = f"Stop after {needed} rounds."
-        return f"{rounds} rounds on {RANKS} ranks; a ring needs {needed} = {goal}. {advice}"
+        made = counted(rounds, "round")
+        return f"{made} on {RANKS} ranks; a ring needs {needed} = {goal}. {advice}"
 
     least = (1 - _SLACK) * need  # a rank that sends fewer bytes does not run a ring yet
     return (
@@ -140,7 +142,7 @@ def _changed_input(seen: Seen) -> str:
 PART = Part(
     name="01/reduce_scatter",
     level=2,
-    title="Reduce-scatter",
+    title="The reduce-scatter",
     minutes=25,
     difficulty=1,
     check=Check(
