@@ -20,9 +20,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from dtlab.predict.strategy.decision import ROOT, TREE, Leaf, Step
 from dtlab.predict.plan import Estimate, Search
 from dtlab.predict.strategy import Choice
+from dtlab.predict.strategy.decision import ROOT, TREE, Leaf, Step
 from dtlab.predict.units import counted, in_gb
 from dtlab.show.drawing.charts import Axis, Chart
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend, centred, edge
