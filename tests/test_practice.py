@@ -349,7 +349,7 @@ def test_chunks_of_other_lengths_are_named() -> None:
     one = Observation(Trial(2, cases), error=error, printed=[f"{BEGIN}0\n{BEGIN}1\n"] * 2)
     (mistake,) = one.mistakes
     assert mistake.startswith("2 ranks, 7 elements: the calls of the ranks do not match.\nrank 1")
-    assert "7 elements cannot be divided by 2: with tensor_split, chunk 0 has 4 elements, a" in mistake
+    assert "cannot be divided by 2: with tensor_split, chunk 0 has 4 elements, a" in mistake
     assert "chunk 1 has 3. Give each receive buffer the length" in mistake
     few = AllReduce(0, 2).advice("5 ranks, 2 elements: a (0) must match the size of tensor b (1)")
     assert "chunks 0 and 1 have 1 element, and chunks 2 to 4 have none." in few

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import Any, overload
 
 import numpy as np
 
+from dtlab.errors import ArgumentError, DtlabError
 from dtlab.trace.analysis import Meetings, TimeUse, meetings, time_use
-from dtlab.trace.chrome import chrome_events
+from dtlab.trace.chrome import chrome_events, events_of
 from dtlab.trace.columns import (
-    COMPUTE,
+    COLLECTIVE,
     RECV,
     SEND,
     Columns,
@@ -30,6 +32,8 @@ from dtlab.trace.columns import (
     Ints,
     columns_from_events,
 )
+from dtlab.trace.kineto import Part
+from dtlab.trace.profiler import PathType, merge, part_of, parts_of, read
 from dtlab.trace.records import Records, columns_from_records
 from dtlab.trace.spans import SpanSink, set_span_sink, span
 
@@ -108,6 +112,86 @@ class Trace:
         return trace
 
     @classmethod
+    def from_chrome(
+        cls, paths: PathType | Sequence[PathType] | Mapping[int, PathType]
+    ) -> Trace:
+        """Read the files that torch.profiler's `export_chrome_trace` wrote, one per rank.
+
+        `paths` is one path, a list, or a dictionary from rank to path for files that do not name
+        their rank; files may be compressed (.json.gz). A file of `to_chrome` is read back as it
+        was. Files of GPU jobs and of CPU jobs (NCCL, RCCL, gloo) are accepted.
+
+        Compute is, on a GPU, each kernel and copy. On a CPU it is each outermost operator and each
+        annotation (`record_function`, data loader, optimizer); a wait for communication inside an
+        annotation does not count. The profiler does not record waits on a CPU: a thread that is in
+        no operator when its communication ends, or for 0.3 ms before, is taken to wait for it.
+        Annotations have `extra["annotation"]`. On a GPU, and for the profiler's steps, they do not
+        count as compute (`extra["busy"]` is False).
+
+        Communication starts when the rank calls it (on a GPU: when its kernel starts) and ends
+        when it is complete. Bytes on the wire are unknown. gloo writes sizes only if the profiler
+        has `record_shapes=True`, and never which process group it works for: with several groups
+        of several ranks, gloo's collectives have no group and are not matched.
+
+        The ranks' clocks are aligned on the ends of collectives that all ranks leave together; see
+        `dtlab.trace.profiler.clock_offsets`. If a rank is missing, a warning says so, and the
+        collectives in which it takes part are not matched.
+        Raises: DtlabError if a file is not such a trace, does not say its rank, has the same rank
+        as another, or comes from other steps.
+        """
+        contents = read(paths)
+        if len(contents) == 1 and "dtlab" in contents[0][1]:
+            return cls._of_own(*contents[0])
+        return cls._of_parts(parts_of(contents))
+
+    @classmethod
+    def from_profiler(cls, profiler: Any) -> Trace:
+        """Make a trace of a torch.profiler that has stopped, as `from_chrome` does from its file.
+
+        On a rank, the trace has the events of this rank only; nothing is sent to other ranks.
+        To see all ranks together, return the trace from each rank, and pass the list:
+
+            run = dtlab.launch(step, world_size=4)         # step returns Trace.from_profiler(prof)
+            trace = dtlab.Trace.from_profiler(run.values)  # all ranks on one clock
+
+        Without a process group the rank is 0. Of a schedule, the trace has the last cycle.
+        Raises: DtlabError if the profiler has not run or not stopped, or has recorded nothing.
+        """
+        if isinstance(profiler, Sequence):
+            parts = [
+                replace(trace._part, events=list(trace.events))
+                for trace in profiler
+                if isinstance(trace, Trace) and trace._part is not None
+            ]
+            if len(parts) < len(profiler) or not parts:
+                raise ArgumentError(
+                    "from_profiler merges a list of the traces that it returned on each rank. "
+                    "This list has something else; from_chrome merges files."
+                )
+            return cls._of_parts(parts)
+        part = part_of(profiler)
+        trace = cls(part.events, world_size=part.world_size)
+        first = min((event.start for event in part.events), default=0.0)
+        trace._part = replace(part, zero=part.zero + round(first * 1e9), events=[])
+        return trace
+
+    @classmethod
+    def _of_own(cls, name: str, content: Mapping[str, Any]) -> Trace:
+        try:
+            about = content["dtlab"]
+            events = list(events_of(content["traceEvents"]))
+            trace = cls(events, world_size=about["world_size"], wire=about["wire"])
+            trace.emulated = str(about["emulated"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DtlabError(f"{name} is not as to_chrome writes it: {error!r}.") from None
+        return trace
+
+    @classmethod
+    def _of_parts(cls, parts: Sequence[Part]) -> Trace:
+        events, world_size = merge(parts)
+        return cls(events, world_size=world_size)
+
+    @classmethod
     def from_columns(cls, columns: Columns, *, world_size: int | None = None) -> Trace:
         """Make a trace of many predicted events at once."""
         trace = cls.__new__(cls)
@@ -130,6 +214,7 @@ class Trace:
         self.emulated = ""
         self.hidden_bytes: int | None = None
         self.wire_pairs: dict[tuple[int, int], int] | None = None
+        self._part: Part | None = None  # of a profiler's trace of one rank, without its events
         self._columns = columns
         self._wire = [*(wire or ()), *[None] * self.world_size][: self.world_size]
 
@@ -204,7 +289,7 @@ class Trace:
         `isend`. Without rank: the sum over all ranks.
         """
         columns = self._columns
-        rows = columns.role != COMPUTE
+        rows = np.isin(columns.role, (COLLECTIVE, SEND, RECV))
         if rank is not None:
             rows &= columns.rank == self._check(rank)
         counts = np.bincount(columns.name[rows], minlength=len(columns.names)).tolist()
@@ -213,7 +298,8 @@ class Trace:
     def busy(self, rank: int) -> float:
         """Return the seconds that a rank computed: inside a `span`, not blocked in communication.
 
-        Overlapping spans, nested or in several threads, count once.
+        Overlapping spans, nested or in several threads, count once. `from_chrome` says what
+        computes in a profiler's trace.
         """
         return self._use(rank).busy
 
@@ -223,7 +309,7 @@ class Trace:
         These are times in which the rank does not compute and all participants have arrived: for
         a message its sender and receiver, for a collective all members of the group. An operation
         without a match on the other ranks, for example because a rank failed, counts in full.
-        Waits inside C++, as in DDP's backward, are not recorded.
+        Waits inside C++, as in DDP's backward, are not recorded, except in a profiler's trace.
         """
         return self._use(rank).exposed_comm
 
@@ -259,12 +345,12 @@ class Trace:
         """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 
         The file has a process per rank, rows for compute and communication, and an arrow per
-        message.
+        message. The key "dtlab" has what `chrome.events_of` needs to read the trace back.
         """
         entries = list(chrome_events(self._columns, self._meetings))
-        Path(path).write_text(
-            json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}), encoding="utf-8"
-        )
+        about = {"world_size": self.world_size, "emulated": self.emulated, "wire": self._wire}
+        content = {"traceEvents": entries, "displayTimeUnit": "ms", "dtlab": about}
+        Path(path).write_text(json.dumps(content), encoding="utf-8")
 
     def __repr__(self) -> str:
         count = len(self._columns.rank)

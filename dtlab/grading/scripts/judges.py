@@ -70,7 +70,7 @@ def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
     for rank, result in enumerate(results):
         if not result.passes or len(result.passes) % case.epochs:
             return (
-                f"rank {rank} makes {len(result.passes)} forward passes in "
+                f"rank {rank} makes {counted(len(result.passes), 'forward pass', 'forward passes')} in "
                 f"{counted(case.epochs, 'epoch')}. "
                 "Every rank trains in every epoch, and equally often."
             )

@@ -85,8 +85,8 @@ def ways_to_split(*, title: str | None = None) -> Figure:
 #     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
 #             ┣━ yes ...
 #
-# The figure has one row for each node of `predict.strategy.decision.TREE`. The path of the job is thick,
-# dark and marked; the rest is pale.
+# The figure has one row for each node of `predict.strategy.decision.TREE`. The path of the job is
+# thick, dark and marked; the rest is pale.
 
 _WIDTH, _LEFT, _TOP, _BOTTOM = 9.4, 0.2, 0.85, 0.15  # inches
 _ROW, _INDENT = 0.245, 0.5  # inches: height of a row; width of a level, with its "yes" or "no"

@@ -213,7 +213,9 @@ WRONG = {
     all_forwards: {"counts": "That counts every F", "halves": "", "chunks": "", "any": ""},
     what_is_left_at_the_end: {"counts": "end of the list", "halves": "", "chunks": "", "any": ""},
     looked_at_after_backwards: {"counts": "after a backward", "chunks": "", "any": ""},
-    the_count_goes_on_to_the_next_rank: {"counts": "on rank 1", "chunks": "", "any": "begins with 0"},
+    the_count_goes_on_to_the_next_rank: {
+        "counts": "on rank 1", "chunks": "", "any": "begins with 0",
+    },
     the_rule_of_1f1b: {"counts": "for 1F1B only", "halves": "", "chunks": "", "any": ""},
     by_the_library: {"counts": "finished code", "halves": "", "chunks": "", "any": ""},
     freed_by_i: {"halves": "if I frees a microbatch"},

@@ -1,0 +1,408 @@
+"""Reader of one rank's trace by torch.profiler: what Kineto writes becomes events.
+
+    cpu_op, user_annotation       -> compute on a CPU, phases, calls of collectives
+    kernel, gpu_memcpy            -> compute on a GPU
+    gloo:..., kernel nccl...      -> communication
+
+What such a file has, and where this was looked up:
+
+- Kineto, `libkineto/src/output_json.cpp`: an entry has `cat` "cpu_op", "user_annotation",
+  "kernel", "gpu_memcpy", ...; `ts` counts microseconds from `baseTimeNanoseconds` (files before
+  2024: from 1970). The arguments of a collective, such as "In msg nelems", are copied from
+  `record_param_comms` on the CPU to the NCCL kernel; files before March 2024 have them on neither
+  or only on the first. "correlation" leads from a kernel to the call that launched it.
+- Traces of each age: `tests/data` of facebookresearch/HolisticTraceAnalysis.
+- gloo writes an annotation `gloo:all_reduce` on a thread of its own, without a group. The call
+  `c10d::allreduce_` on the calling thread says when the rank arrived.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtlab.errors import DtlabError
+from dtlab.trace.collective_args import (
+    Groups,
+    Op,
+    dtype_of,
+    elements_of,
+    is_public,
+    peer_and_tag,
+    public_name,
+)
+from dtlab.trace.columns import Event
+
+__all__ = ["Part", "parse"]
+
+_WAIT = 3e-4  # s; Python takes less between two operators
+_BLOCKING = ("c10d::send", "c10d::recv", "c10d::monitored_barrier")  # others only enqueue
+
+
+@dataclass
+class Part:
+    """The events of one rank, in seconds from `zero`, the Unix time in nanoseconds.
+
+    `steps` are the numbers of the profiler's steps, `host` is the machine's name or "".
+    """
+
+    label: str
+    rank: int
+    world_size: int
+    zero: int
+    host: str = ""
+    steps: tuple[int, ...] = ()
+    events: list[Event] = field(default_factory=list)
+
+
+_CATEGORIES = {  # names before PyTorch 1.13 on the left
+    "operator": "cpu_op", "cpu_op": "cpu_op", "user_annotation": "note",
+    "kernel": "kernel", "memcpy": "copy", "gpu_memcpy": "copy", "memset": "copy",
+    "gpu_memset": "copy", "runtime": "launch",
+}  # fmt: skip
+
+
+def parse(content: Mapping[str, Any], label: str, rank: int | None = None, ranks: int = 1) -> Part:
+    """Turn the content of one rank's file into events.
+
+    `rank`, and the number of `ranks`, are used if the file does not have them.
+    Raises: DtlabError if the file has no operations, or neither it nor `rank` gives the rank.
+    """
+    if "dtlab" in content:
+        raise DtlabError(f"{label} was written by to_chrome and has all ranks: pass it alone.")
+    about = content.get("distributedInfo") or {}
+    if "rank" not in about and rank is None:
+        raise DtlabError(
+            f"{label} does not say which rank wrote it: its profiler started before "
+            "init_process_group. Start the profiler later, or pass the ranks yourself: "
+            'Trace.from_chrome({0: "a.json", 1: "b.json"}).'
+        )
+    ops, zero = _ops(content)
+    if not ops:
+        raise DtlabError(
+            f"{label} has no operations. With a schedule, the profiler records only the active "
+            "steps: call step() at least wait + warmup + active times."
+        )
+    number = int(about.get("rank", rank or 0))
+    groups = Groups(about, number, ranks)
+    steps = [match for op in ops if (match := re.fullmatch(r"ProfilerStep#(\d+)", op.name))]
+    events = list(_Rank(ops, groups).events())
+    largest = max((peer for event in events for peer in event.peers), default=0)
+    return Part(
+        label, number, max(groups.world_size, largest + 1), zero,
+        str(content.get("host_name", "")), tuple(int(match[1]) for match in steps), events,
+    )  # fmt: skip
+
+
+def _ops(content: Mapping[str, Any]) -> tuple[list[Op], int]:
+    """Return the operations by start, in seconds from the first; and its Unix time in ns."""
+    entries = []
+    for entry in content["traceEvents"]:
+        if not isinstance(entry, dict) or entry.get("ph") != "X":
+            continue
+        written = str(entry.get("cat", "")).lower()  # such as "cuda_runtime", "hip_driver"
+        launches = written.endswith(("_runtime", "_driver"))
+        cat = "launch" if launches else _CATEGORIES.get(written)
+        if cat and isinstance(entry.get("ts"), int | float):
+            entries.append((entry, cat))
+    first = min((entry["ts"] for entry, _ in entries), default=0)
+    ops = [
+        Op(
+            str(entry.get("name", "")), cat, entry.get("pid"), entry.get("tid"),
+            (entry["ts"] - first) * 1e-6, (entry["ts"] - first + entry.get("dur", 0)) * 1e-6,
+            entry.get("args") or {},
+        )
+        for entry, cat in entries
+    ]  # fmt: skip
+    ops.sort(key=lambda op: (op.start, -op.end))
+    return ops, int(content.get("baseTimeNanoseconds", 0)) + round(first * 1000)
+
+
+class _Call:
+    """A call of a collective on the CPU: `c10d::allreduce_` and what is nested in it."""
+
+    def __init__(self, op: Op) -> None:
+        self.tid, self.start, self.end = op.tid, op.start, op.end
+        self.ops = [op]
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The arguments that `record_param_comms` wrote, or none."""
+        return next((op.args for op in self.ops if "Collective name" in op.args), {})
+
+    @property
+    def name(self) -> str:
+        written = [str(self.args.get("Collective name", "")), *(op.name for op in self.ops)]
+        names = [public_name(each) for each in written if each and each != "record_param_comms"]
+        return next((name for name in names if is_public(name)), (*names, "unknown")[0])
+
+
+def _is_call(op: Op) -> bool:
+    return op.name.startswith(("c10d::", "nccl:")) or op.name == "record_param_comms"
+
+
+class _Rank:
+    """Builds the events of one rank from its operations."""
+
+    def __init__(self, ops: Sequence[Op], groups: Groups) -> None:
+        self.groups = groups
+        self.ops = ops
+        self.on_gpu = any(op.cat == "kernel" for op in ops)
+        self.calls = _calls(ops)
+        self.calls_of: dict[Any, list[_Call]] = defaultdict(list)
+        for call in self.calls:
+            self.calls_of[call.tid].append(call)
+        self.gloo = [op for op in ops if op.cat != "kernel" and op.name.startswith("gloo:")]
+        self.threads = _threads(ops, {op.tid for op in self.gloo})
+        self.covers = _covers(ops)
+        self.launches = {
+            op.args["correlation"]: op
+            for op in ops
+            if op.cat == "launch" and "correlation" in op.args
+        }
+        self.phases = _phases(ops)
+        # NCCL has a stream for each group.
+        streams = {_place(op) for op in ops if op.cat == "kernel" and _is_communication(op)}
+        groups.unlisted = len(streams) > 1
+
+    def events(self) -> Iterator[Event]:
+        """Yield communication, operators or kernels, and annotations."""
+        yield from self._gloo_events()
+        if self.on_gpu:
+            yield from self._gpu_events()
+        else:
+            yield from self._operators()
+            yield from self._nccl_calls()
+        yield from self._annotations()
+
+    def _annotations(self) -> Iterator[Event]:
+        """Annotations count as busy only where the CPU computes, except the profiler's steps."""
+        for op in self.ops:
+            if op.cat == "note" and not op.name.startswith(("gloo:", "nccl:")):
+                extra = self._thread(op) | self._phase(op) | {"annotation": True}
+                if self.on_gpu or op.name.startswith("ProfilerStep#"):
+                    extra["busy"] = False
+                yield self._compute(op.name, op, extra)
+
+    def _operators(self) -> Iterator[Event]:
+        """Yield the outermost operators of each thread."""
+        until: dict[Any, float] = {}
+        for op in self.ops:
+            outermost = op.start >= until.get(op.tid, -1.0)
+            waits = "wait_tensor" in op.name  # of a functional collective
+            if op.cat == "cpu_op" or op.name.startswith("gloo:"):
+                until[op.tid] = max(until.get(op.tid, -1.0), op.end)
+                if outermost and op.cat == "cpu_op" and not _is_call(op) and not waits:
+                    phase = self._phase(op)
+                    name = op.name.removeprefix("autograd::engine::evaluate_function: ")
+                    yield self._compute(name, op, self._thread(op) | phase)
+
+    def _gpu_events(self) -> Iterator[Event]:
+        for op in self.ops:
+            if op.cat == "kernel" and _is_communication(op):
+                yield self._nccl_kernel(op)
+            elif op.cat in ("kernel", "copy"):
+                launch = self.launches.get(op.args.get("correlation"))
+                extra = self._thread(op) | {"stream": op.args.get("stream", op.tid)}
+                yield self._compute(op.name, op, extra | (self._phase(launch) if launch else {}))
+
+    def _nccl_kernel(self, op: Op) -> Event:
+        launch = self.launches.get(op.args.get("correlation"))
+        call = self._call_at(launch) if launch else None
+        args = op.args if "Collective name" in op.args else call.args if call else {}
+        if args:
+            name = public_name(str(args["Collective name"]))
+        elif call:
+            name = call.name
+        else:  # RCCL's kernels are called Generic
+            match = re.match(r"[a-z]*ccl\w*?Kernel_([A-Za-z]+)", op.name)
+            name = public_name(match[1]) if match else ""
+            name = name if is_public(name) else "collective"
+        extra = self._thread(op) | {"stream": op.args.get("stream", op.tid)}
+        ops = call.ops if call else []
+        return self._comm(name, op.start, op.end, args, ops, extra, bool(args or ops))
+
+    def _nccl_calls(self) -> Iterator[Event]:
+        """Yield NCCL's calls of a file without kernels: when the CPU issued them."""
+        for call in self.calls:
+            if any(op.name.startswith("nccl:") for op in call.ops):
+                extra = self._thread(call.ops[0]) | {"blocked": []}
+                yield self._comm(call.name, call.start, call.end, call.args, call.ops, extra)
+
+    def _gloo_events(self) -> Iterator[Event]:
+        pairs = list(_issued(self.gloo, self.calls))
+        has_calls = any(call for _, call in pairs)  # old files have none
+        for op, call in pairs:
+            name = call.name if call else public_name(op.name)
+            start = call.start if call else op.start
+            tid = call.tid if call else next(iter(self.threads))
+            thread = {"thread": self.threads[tid]} if self.threads.get(tid) else {}
+            extra = thread | {"blocked": self._blocked(tid, start, op.end)}
+            ops = [*(call.ops if call else ()), op]
+            inside = call is not None or not has_calls
+            yield self._comm(name, start, op.end, {}, ops, extra, inside)
+
+    def _comm(
+        self,
+        name: str,
+        start: float,
+        end: float,
+        args: Mapping[str, Any],
+        ops: Sequence[Op],
+        extra: dict[str, Any],
+        inside: bool = True,
+    ) -> Event:
+        """Build a communication from a collective's arguments, or else from the calls' shapes.
+
+        `inside` is False if it was called before the profiler started. It gets no group then,
+        because the profilers of other ranks may have missed it, so that it has no number.
+        """
+        group_name, ranks = self.groups.of(args) if args else self.groups.only()
+        ranks = ranks if inside else ()
+        rank = self.groups.rank
+        dtype, item = dtype_of(args, ops)
+        elements = elements_of(name, args, ops, len(ranks) or 1)
+        if name == "barrier":
+            dtype, item = "", 0
+        peers = tuple(other for other in ranks if other != rank)
+        if ranks:
+            extra |= {"group": ranks, "group_name": group_name}
+        if name in ("send", "recv"):
+            peers, extra["tag"] = peer_and_tag(name, args, ops, ranks)
+        if dtype:
+            extra |= {"dtype": dtype, "numel": elements}
+        if "Seq" in args:
+            extra["sequence"] = args["Seq"]
+        return Event(rank, "comm", name, peers, elements * item, start, end, extra)
+
+    def _compute(self, name: str, op: Op, extra: dict[str, Any]) -> Event:
+        return Event(self.groups.rank, "compute", name, (), 0, op.start, op.end, extra)
+
+    def _thread(self, op: Op) -> dict[str, Any]:
+        number = self.threads[_place(op)]
+        return {"thread": number} if number else {}
+
+    def _phase(self, op: Op) -> dict[str, Any]:
+        starts, ends, names = self.phases.get(op.tid, ((), (), ()))
+        found = bisect_right(starts, op.start) - 1
+        return {"phase": names[found]} if found >= 0 and op.start < ends[found] else {}
+
+    def _call_at(self, op: Op) -> _Call | None:
+        """Return the call that encloses an operation of the CPU."""
+        calls = self.calls_of.get(op.tid, [])
+        found = bisect_right(calls, op.start, key=lambda call: call.start) - 1
+        return calls[found] if found >= 0 and op.start <= calls[found].end else None
+
+    def _blocked(self, tid: Any, start: float, end: float) -> list[tuple[float, float]]:
+        """Return when the thread waited for a communication of this duration.
+
+        The profiler does not record waits. A thread that is in no operator when a communication
+        ends, or for `_WAIT` while it is in progress, is taken to wait for it. (gloo's thread may
+        write the end late: it wakes the waiting thread first.)
+        """
+        starts, ends = self.covers.get(tid, ((), ()))
+        waits = []
+        for number in range(bisect_right(ends, start), bisect_left(starts, end)):
+            if starts[number] - start >= _WAIT:
+                waits.append((start, starts[number]))
+            start = ends[number]
+        return [*waits, (start, end)] if start < end else waits
+
+
+def _place(op: Op) -> Any:
+    return op.tid if op.cat in ("cpu_op", "note", "launch") else (op.pid, op.tid)
+
+
+def _threads(ops: Sequence[Op], gloo: set[Any]) -> dict[Any, int]:
+    """Number the threads, the main thread first, and then the GPU's streams."""
+    counts = Counter(_place(op) for op in ops)
+    main = next((op.tid for op in ops if op.tid == op.pid), None)
+
+    def order(place: Any) -> tuple[Any, ...]:
+        return isinstance(place, tuple), place != main, place in gloo, -counts[place]
+
+    return {place: number for number, place in enumerate(sorted(counts, key=order))}
+
+
+def _covers(ops: Sequence[Op]) -> dict[Any, tuple[list[float], list[float]]]:
+    """Return when each thread did not wait for communication, as starts and ends.
+
+    It is in an operator or issues a collective, or it waits for input. Nodes of autograd do not
+    count, because they may contain communication; what they call does.
+    """
+    result: dict[Any, tuple[list[float], list[float]]] = {}
+    wrappers = ("autograd::", "torch::autograd::", "_c10d_functional", *_BLOCKING)
+    for op in ops:
+        computes = op.cat == "cpu_op" and "::" in op.name and not op.name.startswith(wrappers)
+        if computes or (op.cat == "note" and _phase_of(op.name) == "input"):
+            starts, ends = result.setdefault(op.tid, ([], []))
+            if ends and op.start <= ends[-1]:
+                ends[-1] = max(ends[-1], op.end)
+            else:
+                starts.append(op.start)
+                ends.append(op.end)
+    return result
+
+
+def _phases(ops: Sequence[Op]) -> dict[Any, tuple[list[float], list[float], list[str]]]:
+    """Return the outermost periods of forward, backward, optimizer and input, for each thread."""
+    result: dict[Any, tuple[list[float], list[float], list[str]]] = {}
+    for op in ops:
+        phase = _phase_of(op.name) if op.cat in ("note", "cpu_op") else ""
+        if phase:
+            starts, ends, names = result.setdefault(op.tid, ([], [], []))
+            if not ends or op.start >= ends[-1]:
+                starts.append(op.start)
+                ends.append(op.end)
+                names.append(phase)
+    return result
+
+
+def _phase_of(name: str) -> str:
+    lowered = name.lower()
+    if lowered.startswith("autograd::engine"):
+        return "backward"
+    if lowered.startswith(("enumerate(dataloader)", "input")):
+        return "input"
+    if lowered.startswith("aten::"):
+        return ""
+    return next((word for word in ("optimizer", "backward", "forward") if word in lowered), "")
+
+
+def _is_communication(op: Op) -> bool:
+    return "Collective name" in op.args or re.match(r"\w*(nccl|rccl)", op.name) is not None
+
+
+def _calls(ops: Sequence[Op]) -> list[_Call]:
+    """Return the calls of collectives, each with the operations nested in it, by start."""
+    calls: list[_Call] = []
+    open_: dict[Any, _Call] = {}
+    for op in ops:
+        if op.cat not in ("cpu_op", "note") or not _is_call(op):
+            continue
+        if op.tid in open_ and op.start < open_[op.tid].end:
+            open_[op.tid].ops.append(op)
+        else:
+            open_[op.tid] = _Call(op)
+            calls.append(open_[op.tid])
+    return calls
+
+
+def _issued(gloo: Sequence[Op], calls: Sequence[_Call]) -> Iterator[tuple[Op, _Call | None]]:
+    """Pair each operation of gloo with the call that issued it: first issued, first started.
+
+    gloo carries out a reduce-scatter as an all-reduce.
+    """
+    waiting: dict[str, list[_Call]] = defaultdict(list)
+    for call in calls:
+        waiting["all_reduce" if call.name == "reduce_scatter" else call.name].append(call)
+    for op in gloo:
+        queue = waiting[public_name(op.name)]
+        if queue and queue[0].start <= op.start:
+            yield op, queue.pop(0)
+        else:
+            yield op, None

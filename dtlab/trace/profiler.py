@@ -1,0 +1,244 @@
+"""Reader of torch.profiler's traces of all ranks, from files or from profilers, on one clock.
+
+rank0.json ─┐ kineto.parse          merge
+rank1.json ─┴─────────────► Part, Part ─────► events of all ranks
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import sys
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dtlab.errors import ArgumentError, DtlabError
+from dtlab.trace.columns import Event
+from dtlab.trace.kineto import Part, parse
+
+__all__ = ["PathType", "clock_offsets", "merge", "part_of", "parts_of", "read"]
+
+_SAME_CLOCK = 1e-3  # s; clocks of one host that differ by more are taken to be different
+_EQUAL = ("all_reduce", "broadcast", "reduce")  # tensors have the same size on all ranks
+_SYMMETRIC = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+
+PathType = str | PathLike[str]
+
+
+def read(
+    paths: PathType | Sequence[PathType] | Mapping[int, PathType],
+) -> list[tuple[str, dict[str, Any]]]:
+    """Read files; return the name and content of each. A dictionary gives the files' ranks."""
+    if isinstance(paths, Mapping):
+        return [(str(path), _with_rank(_read_json(path), rank)) for rank, path in paths.items()]
+    files = [paths] if isinstance(paths, str | PathLike) else list(paths)
+    if not files:
+        raise DtlabError("from_chrome got no files. Pass one path per rank.")
+    return [(str(path), _read_json(path)) for path in files]
+
+
+def _with_rank(content: dict[str, Any], rank: int) -> dict[str, Any]:
+    return content | {"distributedInfo": {"rank": rank, **(content.get("distributedInfo") or {})}}
+
+
+def parts_of(contents: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Part]:
+    """Turn the files of all ranks into events; a file alone is of rank 0 if it names no rank."""
+    alone = 0 if len(contents) == 1 else None
+    return [parse(content, name, alone, len(contents)) for name, content in contents]
+
+
+def part_of(profiler: Any) -> Part:
+    """Return the events that a stopped profiler has recorded on this rank."""
+    if not hasattr(profiler, "export_chrome_trace"):
+        raise ArgumentError(
+            "from_profiler needs a torch.profiler.profile, or the list of traces that it returned "
+            f"on the ranks, not {type(profiler).__name__}."
+        )
+    inner = getattr(profiler, "profiler", profiler)
+    if getattr(inner, "kineto_results", None) is None:
+        raise DtlabError(
+            "The profiler has no result: it has not started, or not stopped. Call from_profiler "
+            "after its with block, or in on_trace_ready."
+        )
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        # Kineto's own export works only once; this one leaves it to the caller.
+        profiler.export_chrome_trace(str(path), use_python_export=True)
+        content = _read_json(path)
+    return parse({**_this_rank(), **content}, "the profiler", 0)
+
+
+def _this_rank() -> dict[str, Any]:
+    """Return what a profiler's result may lack: the host, and the rank in the default group."""
+    about: dict[str, Any] = {"host_name": socket.gethostname()}
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        about["distributedInfo"] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    return about
+
+
+def _read_json(path: PathType) -> dict[str, Any]:
+    """Read a Chrome trace, compressed or not. Raises: DtlabError if it is none."""
+    try:
+        raw = Path(path).read_bytes()
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+        content = json.loads(raw.decode("utf-8", errors="replace"), strict=False)
+    except OSError as error:
+        raise DtlabError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, EOFError, zlib.error) as error:
+        raise DtlabError(
+            f"{path} is not a complete JSON file ({error}). Was the rank still writing it?"
+        ) from None
+    if isinstance(content, list):
+        content = {"traceEvents": content}
+    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
+        raise DtlabError(
+            f'{path} is not a trace: it has no list "traceEvents". Pass files that '
+            "torch.profiler's export_chrome_trace or Trace.to_chrome wrote."
+        )
+    return content
+
+
+def merge(parts: Sequence[Part]) -> tuple[list[Event], int]:
+    """Put the events of all ranks on one clock; return them and the world size.
+
+    Raises: DtlabError if two parts are of one rank, or the parts are of different runs.
+    """
+    by_rank: dict[int, Part] = {}
+    for part in parts:
+        if part.rank in by_rank:
+            raise DtlabError(
+                f"{by_rank[part.rank].label} and {part.label} are both of rank {part.rank}. "
+                "Pass one file or trace per rank. A profiler whose schedule repeats writes a file "
+                "for each cycle: read each cycle by itself."
+            )
+        by_rank[part.rank] = part
+    ordered = [by_rank[rank] for rank in sorted(by_rank)]
+    _check_steps(ordered)
+    first = min(part.zero for part in ordered)
+    shifts = [(part.zero - first) * 1e-9 for part in ordered]
+    raw = [[_moved(event, by) for event in part.events]
+           for part, by in zip(ordered, shifts, strict=True)]  # fmt: skip
+    offsets = clock_offsets(raw, [part.host for part in ordered])
+    events = [
+        _moved(event, -offset)
+        for rank_events, offset in zip(raw, offsets, strict=True)
+        for event in rank_events
+    ]
+    difference = _first_difference(raw)
+    if difference:
+        warnings.warn(difference, stacklevel=4)
+    world_size = max(part.world_size for part in ordered)
+    missing = [str(rank) for rank in range(world_size) if rank not in by_rank]
+    if missing:
+        names = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+        warnings.warn(
+            f"There is no trace of rank {names}, of {world_size} ranks. Collectives with a "
+            "missing rank are not matched: their time counts as communication, none as waiting.",
+            stacklevel=4,
+        )
+    return events, world_size
+
+
+def _check_steps(parts: Sequence[Part]) -> None:
+    first = parts[0]
+    for part in parts[1:]:
+        if first.steps and part.steps and not set(first.steps) & set(part.steps):
+            raise DtlabError(
+                f"{first.label} has the profiler's steps {_range(first.steps)}, {part.label} has "
+                f"{_range(part.steps)}. Pass files of the same steps."
+            )
+
+
+def _first_difference(ranks: Sequence[Sequence[Event]]) -> str:
+    """Say where the ranks' collectives differ; "" if they agree as far as all are recorded."""
+    calls = [_in_order(events) for events in ranks]
+    for group in dict.fromkeys(group for each in calls for group in each):
+        rows = [each[group] for each in calls if group in each]
+        for number, events in enumerate(zip(*rows, strict=False), 1):
+            first = events[0]
+            for other in events[1:]:
+                same_size = first.bytes == other.bytes or first.name not in _EQUAL
+                if first.name != other.name or not same_size:
+                    return (
+                        f"Collective {number} of the ranks {list(group[0])} is {first.name} of "
+                        f"{first.bytes:,} bytes on rank {first.rank}, and {other.name} of "
+                        f"{other.bytes:,} bytes on rank {other.rank}. Collectives are matched by "
+                        "their number: start the profilers at the same step on all ranks."
+                    )
+    return ""
+
+
+def _in_order(events: Iterable[Event]) -> dict[Any, list[Event]]:
+    """Return a rank's collectives by group: ranks and name."""
+    result: dict[Any, list[Event]] = {}
+    for event in sorted(events, key=lambda event: event.start):
+        ranks = event.extra.get("group", ())
+        if event.kind == "comm" and event.name not in ("send", "recv") and len(ranks) > 1:
+            result.setdefault((ranks, event.extra["group_name"]), []).append(event)
+    return result
+
+
+def _range(steps: Sequence[int]) -> str:
+    return str(min(steps)) if len(set(steps)) == 1 else f"{min(steps)} to {max(steps)}"
+
+
+def _moved(event: Event, seconds: float) -> Event:
+    if not seconds:
+        return event
+    extra = event.extra
+    if "blocked" in extra:
+        moved = [(start + seconds, end + seconds) for start, end in extra["blocked"]]
+        extra = {**extra, "blocked": moved}
+    return replace(event, start=event.start + seconds, end=event.end + seconds, extra=extra)
+
+
+def clock_offsets(ranks: Sequence[Sequence[Event]], hosts: Sequence[str]) -> list[float]:
+    """Estimate how many seconds each rank's clock is ahead of the first rank's.
+
+    No rank can leave an all-reduce, all-gather, reduce-scatter, all-to-all or barrier before
+    every rank has entered it, and all leave it nearly together. The estimate for two ranks is the
+    median difference of the ends of these collectives. It starts with the pair of ranks that has
+    most of them, and reaches other ranks through ranks that it has reached. A rank without any
+    keeps its own clock. Ranks of one host have one clock, which the profiler reads to some
+    hundredths of a millisecond, unless a rank would leave a collective more than a millisecond
+    before another has entered it.
+    """
+    meetings = [_meetings(events) for events in ranks]
+    offsets: dict[int, float] = {}
+    while len(offsets) < len(ranks):
+        best = (0, next(place for place in range(len(ranks)) if place not in offsets), -1)
+        for here in offsets:
+            for other in range(len(ranks)):
+                common = len(meetings[here].keys() & meetings[other].keys())
+                if other not in offsets and common > best[0]:
+                    best = (common, other, here)
+        _, other, here = best
+        offsets[other] = 0.0
+        if here >= 0:
+            pairs = [(meetings[other][key], meetings[here][key])
+                     for key in meetings[here].keys() & meetings[other].keys()]  # fmt: skip
+            same = hosts[here] and hosts[here] == hosts[other]
+            early = max(max(a.start, b.start) - min(a.end, b.end) for a, b in pairs)
+            if not same or early > _SAME_CLOCK:
+                offsets[other] = median(a.end - b.end for a, b in pairs)
+            offsets[other] += offsets[here]
+    return [offsets[place] for place in range(len(ranks))]
+
+
+def _meetings(events: Iterable[Event]) -> dict[Any, Event]:
+    """Return the collectives that synchronise a rank, by group, name and number in the group."""
+    return {
+        (group, event.name, number): event
+        for group, calls in _in_order(events).items()
+        for number, event in enumerate(calls)
+        if event.name in _SYMMETRIC
+    }
