@@ -69,9 +69,9 @@ def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
     """A message if a rank does not make the same number of passes in every epoch."""
     for rank, result in enumerate(results):
         if not result.passes or len(result.passes) % case.epochs:
+            passes = counted(len(result.passes), "forward pass", "forward passes")
             return (
-                f"rank {rank} makes {counted(len(result.passes), 'forward pass', 'forward passes')} in "
-                f"{counted(case.epochs, 'epoch')}. "
+                f"rank {rank} makes {passes} in {counted(case.epochs, 'epoch')}. "
                 "Every rank trains in every epoch, and equally often."
             )
     return ""

@@ -701,7 +701,7 @@ WRONG = {
     all_reduce_of_the_backend_itself: {"result": "left it as the operating system counts"},
     unrecorded_messages: {"result": "left it as the operating system counts"},
     ring_for_show_beside_an_all_reduce: {"result": "left it as the operating system counts"},
-    through_a_raw_socket: {"result": "4 ranks, 1048576 elements: "},
+    through_a_raw_socket: {"result": "4 ranks, 1,048,576 elements: "},
     through_the_store: {"result": "the data arrived another way"},
     through_shared_memory: {"result": "the data arrived another way"},
     in_a_child_process: {"result": "the data arrived another way"},
