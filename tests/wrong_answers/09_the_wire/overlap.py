@@ -320,5 +320,5 @@ EQUIVALENT = {
     "send() -> send(); for gradient in gradients:; ...": "the iterator is at its end",
     "if held:; send(); number = 0 -> number = 0; if held:; send()": "send reads no number",
     "work.wait() -> work.wait(); work.wait()": "the second wait returns at once",
-    "flat /= dist.get_world_size() -> flat = flat / dist.get_world_size()": "a new tensor does too",
+    "flat /= dist.get_world_size() -> flat = flat / dist.get_world_size()": "a new tensor",
 }
