@@ -147,7 +147,7 @@ class Arriving(Faulty):
             for number, (case, events) in enumerate(zip(cases, marked, strict=False)):
                 where = f"{observation.trial.words(number)}, rank {rank}"
                 named: Named = {}
-                for event in events:
+                for event in sorted(events, key=lambda event: event.start):
                     named.setdefault(event.name, []).append(event)
                 others = {event.name for event in events if event.kind == "comm"} - {"all_reduce"}
                 faults = (*case.wrong_buckets(named, others), *case.too_late(named),
