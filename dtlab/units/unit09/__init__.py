@@ -2,5 +2,5 @@
 
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
-    "three_times_job",
+    "three_times_job", "run_a", "run_b",
 )  # fmt: skip
