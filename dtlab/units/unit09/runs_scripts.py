@@ -48,16 +48,16 @@ def learn(model, batches, k):
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
         for parameter, error in zip(model.parameters(), kept, strict=True):
-            gradient = parameter.grad.flatten()
-            error += parameter.grad
-            places = gradient.abs().topk(k).indices
-            values = error.flatten()[places]
-            error.view(-1)[places] -= gradient[places]
+            whole = (parameter.grad + error).flatten()
+            places = parameter.grad.flatten().abs().topk(k).indices
+            values = whole[places]
+            error.copy_(parameter.grad)
+            error.view(-1)[places] = 0
             all_places = [torch.empty_like(places) for _ in range(ranks)]
             all_values = [torch.empty_like(values) for _ in range(ranks)]
             dist.all_gather(all_places, places)
             dist.all_gather(all_values, values)
-            total = torch.zeros_like(gradient)
+            total = torch.zeros_like(whole)
             total.index_add_(0, torch.cat(all_places), torch.cat(all_values))
             parameter.grad = (total / ranks).view_as(parameter)
         optimizer.step()
