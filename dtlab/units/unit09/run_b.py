@@ -136,7 +136,7 @@ def _sparse(case: Sparse, ranks: int) -> tuple[list[list[float]], list[dict[str,
 
 def _after(steps: range, layers: int) -> Objection:
     """Returns an objection to other losses and parameters than those of one process."""
-    objections = (other_losses(1e-4), other_parameters)
+    objections = (other_parameters, other_losses(1e-4))
 
     def objection(case: Sparse, results: Sequence[Any], run: Observation) -> str:
         if case.num_steps not in steps or len(case.widths) - 1 != layers:
@@ -154,7 +154,10 @@ def _too_much_sent(case: Sparse, results: Sequence[Any], run: Observation) -> st
     for rank in range(len(results)):
         sent = run.trace.bytes_wire(rank) if run.trace is not None else None
         if sent is not None and sent > _MORE * due + _OWN:
-            return f"rank {rank} sends {amount(sent)}; places and values take {amount(due)}."
+            return (
+                f"in all runs rank {rank} sends {amount(sent)}; places and values take "
+                f"{amount(due)}."
+            )
     return ""
 
 

@@ -233,10 +233,14 @@ def read_levers(setting: Setting, answer: Any) -> list[Levers]:
         if not isinstance(entry, list | tuple) or len(entry) != 2:
             raise ValueError(f"has {short(entry)} as entry {number}: write one lever, as "
                              '("overlap", True)')  # fmt: skip
-        name, value = str(entry[0]), _value(str(entry[0]), plain(entry[1]))
-        if value is None:
+        name = str(entry[0])
+        if name not in NAMES:
             raise ValueError(f"has {short(entry)} as entry {number}. The levers are "
                              f"{', '.join(NAMES)}")  # fmt: skip
+        value = _value(name, plain(entry[1]))
+        if value is None:
+            form = "True or False" if isinstance(getattr(Levers(), name), bool) else "a number"
+            raise ValueError(f"has {short(entry)} as entry {number}: the value is {form}")
         if value == getattr(tried[-1], name):
             raise ValueError(f"has {short(entry)} as entry {number}, and it is that already")
         tried.append(replace(tried[-1], **{name: value}))
@@ -246,15 +250,14 @@ def read_levers(setting: Setting, answer: Any) -> list[Levers]:
 
 
 def _value(name: str, value: Any) -> Any:
-    """The value of a lever as its type; None if it is not of that type, or if it is not above 0.
+    """The value of a lever in its type; None if it is of another type, or not above 0.
 
     A prefetch may be 0.
     """
-    kind: Any = type(getattr(Levers(), name, None))
-    if kind is bool:
-        return value if isinstance(value, bool) else None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind not in (int, float) or not number or (kind is int and value != int(value)):
+    kind: Any = type(getattr(Levers(), name))
+    if kind is bool or isinstance(value, bool):
+        return value if kind is bool and isinstance(value, bool) else None
+    if not isinstance(value, int | float) or kind(value) != value:
         return None
     return kind(value) if value > 0 or (name == "prefetch" and value == 0) else None
 
@@ -308,18 +311,18 @@ def _judge_gains(answer: Any, given: Values) -> Verdict:
             return lost(f"{short(said)} is no number. Write how many times as fast, as 1.25.")
         table.append(f"{name} {said:.2f} predicted, {gains[0]:.2f} measured")
         if all(abs(said - gain) > _NEAR * abs(gain - 1) + _NOISE for gain in gains):
-            return lost(f"{table[-1]}. {_why(said, gains[0])}")
+            return lost(f"{table[-1]}. {_why(said, gains)}")
     return ok("; ".join(table))
 
 
-def _why(said: float, gain: float) -> str:
-    """What to look at next if a gain is not the predicted one."""
-    if min(abs(said - (gain - 1)), abs(said - (1 - 1 / gain))) < _NOISE:
+def _why(said: float, gains: Sequence[float]) -> str:
+    """What to look at next if a gain, as measured and as predicted, is not the one said."""
+    if any(min(abs(said - (gain - 1)), abs(said - (1 - 1 / gain))) < _NOISE for gain in gains):
         return "That is a share. Write the factor: 1.25 for a quarter more samples per second."
-    if abs(said - 1 / gain) < _NOISE:
+    if any(abs(said - 1 / gain) < _NOISE for gain in gains):
         return "That is the ratio of the seconds. Write that of the samples per second."
     return (
-        f"It gains {'less' if said > gain else 'more'}. Compare the samples per second before "
+        f"It gains {'less' if said > gains[0] else 'more'}. Compare the samples per second before "
         "and after it, with the levers before it in place. What is waited for, what is hidden?"
     )
 
