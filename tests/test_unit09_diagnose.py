@@ -52,6 +52,15 @@ def test_known_answers_are_computed_without_the_library() -> None:
         assert len(known["found"](given, goal=GOAL)["levers"]) >= 3
 
 
+@pytest.mark.parametrize("levers", [None, [], ()])
+def test_an_empty_answer_earns_nothing(levers: Any) -> None:
+    part = find_part("09/three_times_job")
+    answer = {"first": None, "levers": levers, "gains": levers}
+    criteria = part.check.run(part.symbol, answer, learner="ada")
+    assert [criterion.earned for criterion in criteria] == [0, 0, 0]
+    assert "lost" not in [criterion.status for criterion in criteria]
+
+
 # 09/run_a and 09/run_b: each fault alone does little ---------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dtlab.grading import Criterion, Part, Report, known_parts
 from dtlab.grading.questions.answers import Questions
+from tests.marks import slow
 from tests.staying import BENCH
 from tests.wrong_answers import FOLDER, Answers, answers_of, known_answers
 
@@ -45,7 +46,9 @@ def test_an_answer_loses_what_it_should(known: Answers, answer: Callable[..., An
     assert time.monotonic() - started < GUARD * GOAL
 
 
-@pytest.mark.parametrize("known", VALUES, ids=name_of)
+@pytest.mark.parametrize(
+    "known", [slow(known) if known.part.level > 1 else known for known in VALUES], ids=name_of
+)
 def test_values_lose_what_they_should(known: Answers) -> None:
     for answer in known.sample:
         report = known.check(answer, bench=BENCH)

@@ -266,6 +266,8 @@ def _judge_gains(answer: Any, given: Values) -> Verdict:
         tried = read_levers(_setting(given), given["said"].get("levers"))
     except ValueError:
         return blocked("judged once the levers are allowed")
+    if len(tried) == 1:
+        return blocked("judged once there are levers")
     if not isinstance(answer, list | tuple) or len(answer) != len(tried) - 1:
         return lost(f"write a list of {len(tried) - 1} numbers, one for each lever")
     speeds = given["measure"](tuple(tried))
@@ -324,7 +326,7 @@ class _Stepwise(Question):
     """The question for the levers, with points for each step."""
 
     def settle(self, answer: Any, given: Values) -> Criterion:
-        if unanswered(answer) or answer == []:
+        if unanswered(answer) or not answer:
             return self.closed(UNANSWERED)
         steps = _steps_of(answer, given)
         message = "; ".join(step.message for _, step in steps)
