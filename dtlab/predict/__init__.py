@@ -7,6 +7,7 @@ from dtlab.predict import (
     communication,
     context,
     memory,
+    roofline,
     strategy,
 )
 from dtlab.predict import hardware as cards
@@ -19,11 +20,12 @@ from dtlab.predict.context import *  # noqa: F403
 from dtlab.predict.hardware import *  # noqa: F403
 from dtlab.predict.hardware import LINKS as LINKS
 from dtlab.predict.memory import *  # noqa: F403
+from dtlab.predict.roofline import *  # noqa: F403
 from dtlab.predict.simulate import *  # noqa: F403
 from dtlab.predict.strategy import *  # noqa: F403
 
 _MODULES = (
-    asynchronous, balance, built_in, cards, communication, context, memory, _simulate,
-    strategy,
+    asynchronous, balance, built_in, cards, communication, context, memory, roofline,
+    _simulate, strategy,
 )  # fmt: skip
 __all__ = sorted(["LINKS", *(name for module in _MODULES for name in module.__all__)])
