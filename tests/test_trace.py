@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtlab.trace import Event, Records, Trace, set_span_sink, span
+from dtlab.trace.chrome import events_of
 
 
 def send(rank: int, peer: int, start: float, end: float, size: int = 8, **extra: object) -> Event:
@@ -251,6 +253,27 @@ def test_chrome_arrows_go_forward_to_a_receive_that_was_posted_long_before(tmp_p
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     sent, received = (entry["ts"] for entry in entries if entry["name"] == "message")
     assert sent < received < 100e6
+
+
+def test_a_chrome_file_has_all_of_the_trace(tmp_path: Path) -> None:
+    trace = Trace([
+        recv(0, 1, 10.0, 13.5, blocked=[(11.0, 11.5), (12.0, 13.5)], tag=3, group=(0, 1)),
+        send(1, 0, 12.0, 13.0, 64), collective(2, 3, 14.0, 15.0),
+        compute(1, 10.5, 11.0, microbatch=2, thread=1),
+    ])  # fmt: skip
+    trace.to_chrome(tmp_path / "trace.json")
+    content = json.loads((tmp_path / "trace.json").read_text())
+    assert content["dtlab"] == {"world_size": 3, "emulated": "", "wire": [None] * 3}
+    events = list(events_of(content["traceEvents"]))
+    times = [(event.start, event.end) for event in events]
+    assert times == [pytest.approx((event.start, event.end)) for event in trace.events]
+    blocked = events[0].extra.pop("blocked")
+    assert blocked == [pytest.approx(pair) for pair in trace.events[0].extra["blocked"]]
+    for read, written in zip(events, trace.events, strict=True):
+        assert replace(read, start=0, end=0) == replace(
+            written, start=0, end=0,
+            extra={key: value for key, value in written.extra.items() if key != "blocked"},
+        )  # fmt: skip
 
 
 def test_a_trace_can_be_pickled() -> None:

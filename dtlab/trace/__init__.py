@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -19,10 +20,11 @@ from typing import Any, overload
 
 import numpy as np
 
+from dtlab.errors import DtlabError
 from dtlab.trace.analysis import Meetings, TimeUse, meetings, time_use
 from dtlab.trace.chrome import chrome_events
 from dtlab.trace.columns import (
-    COMPUTE,
+    COLLECTIVE,
     RECV,
     SEND,
     Columns,
@@ -30,6 +32,7 @@ from dtlab.trace.columns import (
     Ints,
     columns_from_events,
 )
+from dtlab.trace.profiler import Part, merge, part_of, read
 from dtlab.trace.records import Records, columns_from_records
 from dtlab.trace.spans import SpanSink, set_span_sink, span
 
@@ -108,6 +111,70 @@ class Trace:
         return trace
 
     @classmethod
+    def from_chrome(
+        cls, paths: str | PathLike[str] | Sequence[str | PathLike[str]] | Mapping[int, str]
+    ) -> Trace:
+        """Read the files that torch.profiler's `export_chrome_trace` wrote, one per rank.
+
+        `paths` is one path, a list, or a dictionary from rank to path for files that do not name
+        their rank; files may be compressed (.json.gz). A file of `to_chrome` is read back as it
+        was. Files of GPU jobs and of CPU jobs (NCCL, RCCL, gloo) are accepted.
+
+        Compute is, on a GPU, each kernel and copy. On a CPU it is each outermost operator and each
+        annotation (`record_function`, data loader, optimizer); a wait for communication inside an
+        annotation does not count. The profiler does not record waits on a CPU: a thread that is in
+        no operator when its communication ends is taken to have waited since its last operator.
+        Annotations have `extra["annotation"]`. On a GPU, and for the profiler's steps, they do not
+        count as compute (`extra["busy"]` is False).
+
+        Communication starts when the rank calls it (on a GPU: when its kernel starts) and ends
+        when it is complete. Bytes on the wire are unknown. gloo writes sizes only if the profiler
+        has `record_shapes=True`, and never which process group it works for: with several groups
+        of several ranks, gloo's collectives have no group and are not matched.
+
+        The ranks' clocks are aligned on the ends of collectives that all ranks leave together; see
+        `dtlab.trace.profiler.clock_offsets`. If a rank is missing, a warning says so, and the
+        collectives in which it takes part are not matched.
+        Raises: DtlabError if a file is not such a trace, does not say its rank, has the same rank
+        as another, or comes from other steps.
+        """
+        events, about = read(paths)
+        trace = cls(events, world_size=about["world_size"], wire=about.get("wire"))
+        trace.emulated = about.get("emulated", "")
+        return trace
+
+    @classmethod
+    def from_profiler(cls, profiler: Any) -> Trace:
+        """Make a trace of a torch.profiler that has stopped, as `from_chrome` does from its file.
+
+        On a rank, the trace has the events of this rank only; nothing is sent to other ranks.
+        To see all ranks together, return the trace from each rank, and pass the list:
+
+            run = dtlab.launch(step, world_size=4)         # step returns Trace.from_profiler(prof)
+            trace = dtlab.Trace.from_profiler(run.values)  # all ranks on one clock
+
+        Without a process group the rank is 0. Of a schedule, the trace has the last cycle.
+        Raises: DtlabError if the profiler has not run or not stopped, or has recorded nothing.
+        """
+        if isinstance(profiler, Sequence):
+            parts = [trace._part for trace in profiler if trace._part is not None]
+            if len(parts) < len(profiler) or not parts:
+                raise DtlabError(
+                    "from_profiler merges a list of the traces that it returned on each rank. "
+                    "This list has something else; from_chrome merges files."
+                )
+            merged = [
+                replace(part, events=list(trace.events))
+                for part, trace in zip(parts, profiler, strict=True)
+            ]
+            events, world_size = merge(merged)
+            return cls(events, world_size=world_size)
+        part = part_of(profiler)
+        trace = cls(part.events, world_size=part.world_size)
+        trace._part = replace(part, events=[])
+        return trace
+
+    @classmethod
     def from_columns(cls, columns: Columns, *, world_size: int | None = None) -> Trace:
         """Make a trace of many predicted events at once."""
         trace = cls.__new__(cls)
@@ -130,6 +197,7 @@ class Trace:
         self.emulated = ""
         self.hidden_bytes: int | None = None
         self.wire_pairs: dict[tuple[int, int], int] | None = None
+        self._part: Part | None = None  # of a profiler's trace of one rank, without its events
         self._columns = columns
         self._wire = [*(wire or ()), *[None] * self.world_size][: self.world_size]
 
@@ -204,7 +272,7 @@ class Trace:
         `isend`. Without rank: the sum over all ranks.
         """
         columns = self._columns
-        rows = columns.role != COMPUTE
+        rows = np.isin(columns.role, (COLLECTIVE, SEND, RECV))
         if rank is not None:
             rows &= columns.rank == self._check(rank)
         counts = np.bincount(columns.name[rows], minlength=len(columns.names)).tolist()
@@ -259,12 +327,12 @@ class Trace:
         """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 
         The file has a process per rank, rows for compute and communication, and an arrow per
-        message.
+        message. The key "dtlab" has what `chrome.events_of` needs to read the trace back.
         """
         entries = list(chrome_events(self._columns, self._meetings))
-        Path(path).write_text(
-            json.dumps({"traceEvents": entries, "displayTimeUnit": "ms"}), encoding="utf-8"
-        )
+        about = {"world_size": self.world_size, "emulated": self.emulated, "wire": self._wire}
+        content = {"traceEvents": entries, "displayTimeUnit": "ms", "dtlab": about}
+        Path(path).write_text(json.dumps(content), encoding="utf-8")
 
     def __repr__(self) -> str:
         count = len(self._columns.rank)

@@ -2,19 +2,19 @@
 
 There is one process per rank. It has a row for each thread that computes, and rows for
 communication, so that overlapping operations are in different rows. An arrow leads from each send
-to its receive.
+to its receive. `events_of` reads the events back.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dtlab.trace.analysis import Meetings
-from dtlab.trace.columns import COMPUTE, SEND, Columns, Event
+from dtlab.trace.columns import COMPUTE, MARK, SEND, Columns, Event
 
-__all__ = ["chrome_events"]
+__all__ = ["chrome_events", "events_of"]
 
 _COMM_ROW = 1000  # so that communication is below all threads
 
@@ -36,7 +36,7 @@ def _rows(columns: Columns) -> list[int]:
     running: dict[int, list[tuple[float, int]]] = {}
     rows: list[int] = []
     for row in range(len(columns.rank)):
-        if columns.role[row] == COMPUTE:
+        if columns.role[row] in (COMPUTE, MARK):
             rows.append(int(columns.thread[row]))
             continue
         rank, start, end = int(columns.rank[row]), columns.start[row], columns.end[row]
@@ -71,6 +71,8 @@ def _slice(event: Event, line: int) -> dict[str, Any]:
             "peers": list(event.peers),
             "blocked_us": sum(end - start for start, end in waits) * 1e6,
         }
+        if "blocked" in event.extra:
+            details["blocked"] = [[start * 1e6, end * 1e6] for start, end in waits]
     return {
         "ph": "X", "name": event.name, "cat": event.kind, "pid": event.rank, "tid": line,
         "ts": event.start * 1e6, "dur": (event.end - event.start) * 1e6, "args": details,
@@ -92,3 +94,27 @@ def _plain(value: object) -> object:
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else str(value)
+
+
+def events_of(entries: Iterable[Mapping[str, Any]]) -> Iterator[Event]:
+    """Yield the events in `traceEvents` of a file that `Trace.to_chrome` wrote.
+
+    Raises: KeyError, TypeError or ValueError for entries that it did not write.
+    """
+    for entry in entries:
+        if entry["ph"] != "X":
+            continue
+        extra = dict(entry["args"])
+        bytes_, peers = 0, ()
+        if entry["cat"] == "comm":
+            bytes_, peers = int(extra.pop("bytes")), tuple(extra.pop("peers"))
+            del extra["blocked_us"]
+        if "blocked" in extra:
+            extra["blocked"] = [(start * 1e-6, end * 1e-6) for start, end in extra["blocked"]]
+        if "group" in extra:
+            extra["group"] = tuple(extra["group"])
+        start = entry["ts"] * 1e-6
+        yield Event(
+            int(entry["pid"]), entry["cat"], entry["name"], peers, bytes_,
+            start, start + entry["dur"] * 1e-6, extra,
+        )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy.typing as npt
 __all__ = [
     "COLLECTIVE",
     "COMPUTE",
+    "MARK",
     "NO_THREAD",
     "RECV",
     "SEND",
@@ -28,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Group = tuple[str, tuple[int, ...]]  # name and global ranks of a process group
 Key = TypeVar("Key", bound=Hashable)
 
-COMPUTE, COLLECTIVE, SEND, RECV = range(4)  # the values of the column `role`
+COMPUTE, COLLECTIVE, SEND, RECV, MARK = range(5)  # the values of the column `role`
 NO_THREAD = -1  # the thread that was blocked is unknown
 
 
@@ -46,7 +47,9 @@ class Event:
     "numel", "file" and "line" (your line that called the function, if known), "thread" (if not the
     main thread) and "blocked": the (start, end) pairs, in seconds, during which a thread waited
     for the operation. Without "blocked", as in a prediction, the rank waits from start to end
-    whenever it does not compute. `extra` of compute has the arguments of `span`.
+    whenever it does not compute. `extra` of compute has the arguments of `span`. A compute event
+    with "busy" False is a mark: a period that does not count as compute, such as a profiler's
+    step, or a CPU's annotation in the trace of a job on GPUs.
     """
 
     rank: int
@@ -124,7 +127,7 @@ class Columns:
         """Build the event of one row."""
         return Event(
             rank=int(self.rank[row]),
-            kind="compute" if self.role[row] == COMPUTE else "comm",
+            kind="compute" if self.role[row] in (COMPUTE, MARK) else "comm",
             name=self.names[self.name[row]],
             peers=self.peer_sets[self.peers[row]],
             bytes=int(self.bytes[row]),
@@ -151,7 +154,9 @@ def columns_from_events(events: Iterable[Event]) -> Columns:
     for row, event in enumerate(ordered):
         extra = event.extra
         thread = int(extra.get("thread", 0))
-        role = COMPUTE if event.kind == "compute" else role_of(event.name)
+        role = role_of(event.name)
+        if event.kind == "compute":
+            role = COMPUTE if extra.get("busy", True) else MARK
         rows.append((
             event.rank, role, names(event.name), peer_sets(tuple(event.peers)),
             groups(_group_of(event)), int(extra.get("tag", 0)), event.bytes, thread,

@@ -136,7 +136,7 @@ def _members(event: Event) -> tuple[int, ...]:
 
 def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
     """Place spans and waits on the strip, and each operation on the first free track."""
-    spans = [event for event in events if event.kind == "compute"]
+    spans = [e for e in events if e.kind == "compute" and e.extra.get("busy", True)]
     operations = sorted((e for e in events if e.kind == "comm"), key=lambda event: event.start)
     lane = Lane(rank, bars=_program(rank, spans, _waits(operations, spans)))
     free_from: list[float] = []
@@ -175,7 +175,7 @@ def _track(free_from: list[float], event: Event) -> int:
 def _span(event: Event) -> Bar:
     number = next((event.extra[key] for key in ("microbatch", "step") if key in event.extra), "")
     label = f"{event.name} {number}".strip()
-    role = role_of(event.kind, event.name)
+    role = role_of(event.kind, event.extra.get("phase", event.name))
     return Bar(event.rank, event.start, event.end, role, "span", label, STRIP)
 
 
