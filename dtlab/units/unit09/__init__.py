@@ -1,0 +1,6 @@
+"""Unit 09, the wire: what limits data parallelism, and what to do about it."""
+
+# The modules of its parts in course order, Level I first: each defines `PART`.
+PARTS = (
+    "links", "six_of_eight", "break_even", "utilisation",
+)  # fmt: skip
