@@ -20,9 +20,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from dtlab.errors import DtlabError
+from dtlab.errors import ArgumentError, DtlabError
 from dtlab.trace.analysis import Meetings, TimeUse, meetings, time_use
-from dtlab.trace.chrome import chrome_events
+from dtlab.trace.chrome import chrome_events, events_of
 from dtlab.trace.columns import (
     COLLECTIVE,
     RECV,
@@ -32,7 +32,8 @@ from dtlab.trace.columns import (
     Ints,
     columns_from_events,
 )
-from dtlab.trace.profiler import Part, merge, part_of, read
+from dtlab.trace.kineto import Part
+from dtlab.trace.profiler import PathType, merge, part_of, parts_of, read
 from dtlab.trace.records import Records, columns_from_records
 from dtlab.trace.spans import SpanSink, set_span_sink, span
 
@@ -112,7 +113,7 @@ class Trace:
 
     @classmethod
     def from_chrome(
-        cls, paths: str | PathLike[str] | Sequence[str | PathLike[str]] | Mapping[int, str]
+        cls, paths: PathType | Sequence[PathType] | Mapping[int, PathType]
     ) -> Trace:
         """Read the files that torch.profiler's `export_chrome_trace` wrote, one per rank.
 
@@ -138,10 +139,10 @@ class Trace:
         Raises: DtlabError if a file is not such a trace, does not say its rank, has the same rank
         as another, or comes from other steps.
         """
-        events, about = read(paths)
-        trace = cls(events, world_size=about["world_size"], wire=about.get("wire"))
-        trace.emulated = about.get("emulated", "")
-        return trace
+        contents = read(paths)
+        if len(contents) == 1 and "dtlab" in contents[0][1]:
+            return cls._of_own(*contents[0])
+        return cls._of_parts(parts_of(contents))
 
     @classmethod
     def from_profiler(cls, profiler: Any) -> Trace:
@@ -157,22 +158,38 @@ class Trace:
         Raises: DtlabError if the profiler has not run or not stopped, or has recorded nothing.
         """
         if isinstance(profiler, Sequence):
-            parts = [trace._part for trace in profiler if trace._part is not None]
+            parts = [
+                replace(trace._part, events=list(trace.events))
+                for trace in profiler
+                if isinstance(trace, Trace) and trace._part is not None
+            ]
             if len(parts) < len(profiler) or not parts:
-                raise DtlabError(
+                raise ArgumentError(
                     "from_profiler merges a list of the traces that it returned on each rank. "
                     "This list has something else; from_chrome merges files."
                 )
-            merged = [
-                replace(part, events=list(trace.events))
-                for part, trace in zip(parts, profiler, strict=True)
-            ]
-            events, world_size = merge(merged)
-            return cls(events, world_size=world_size)
+            return cls._of_parts(parts)
         part = part_of(profiler)
         trace = cls(part.events, world_size=part.world_size)
-        trace._part = replace(part, events=[])
+        first = min((event.start for event in part.events), default=0.0)
+        trace._part = replace(part, zero=part.zero + round(first * 1e9), events=[])
         return trace
+
+    @classmethod
+    def _of_own(cls, name: str, content: Mapping[str, Any]) -> Trace:
+        try:
+            about = content["dtlab"]
+            events = list(events_of(content["traceEvents"]))
+            trace = cls(events, world_size=about["world_size"], wire=about["wire"])
+            trace.emulated = str(about["emulated"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DtlabError(f"{name} is not as to_chrome writes it: {error!r}.") from None
+        return trace
+
+    @classmethod
+    def _of_parts(cls, parts: Sequence[Part]) -> Trace:
+        events, world_size = merge(parts)
+        return cls(events, world_size=world_size)
 
     @classmethod
     def from_columns(cls, columns: Columns, *, world_size: int | None = None) -> Trace:
