@@ -1,4 +1,4 @@
-"""The command `dtlab`, with subcommands for learners, machines and instructors."""
+"""The command `dtlab`, with subcommands for learners, machines, traces and instructors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from dtlab.cli import instructors, learners, machine
+from dtlab.cli import analyze, instructors, learners, machine
 from dtlab.errors import DtlabError
 
 __all__ = ["main"]
@@ -46,6 +46,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="command")
 
-    for audience in (learners, machine, instructors):
+    for audience in (learners, machine, analyze, instructors):
         audience.add(commands)
     return parser

@@ -25,11 +25,13 @@ class Meetings(NamedTuple):
     """How operations of different ranks match.
 
     `partner[row]` is the row of the other end of a message, or -1. `ready[row]` is the time in
-    seconds from which the operation no longer waited for another rank to arrive.
+    seconds from which the operation no longer waited for another rank to arrive. Operations that
+    match have the same `number[row]`; without a match it is -1.
     """
 
     partner: Ints
     ready: Floats
+    number: Ints
 
 
 class TimeUse(NamedTuple):
@@ -49,8 +51,9 @@ def meetings(columns: Columns) -> Meetings:
     partner = np.full(len(columns.rank), -1, dtype=np.int64)
     ready = columns.start.copy()
     _match_messages(columns, partner, ready)
-    _match_collectives(columns, ready)
-    return Meetings(partner, ready)
+    number = np.where(partner < 0, -1, np.minimum(partner, np.arange(len(partner))))
+    _match_collectives(columns, ready, number)
+    return Meetings(partner, ready, number)
 
 
 def _match_messages(columns: Columns, partner: Ints, ready: Floats) -> None:
@@ -71,7 +74,7 @@ def _match_messages(columns: Columns, partner: Ints, ready: Floats) -> None:
         ready[side] = np.where(together <= columns.end[side], together, columns.start[side])
 
 
-def _match_collectives(columns: Columns, ready: Floats) -> None:
+def _match_collectives(columns: Columns, ready: Floats, number: Ints) -> None:
     rows = np.flatnonzero(columns.role == COLLECTIVE)
     if not len(rows):
         return
@@ -85,7 +88,9 @@ def _match_collectives(columns: Columns, ready: Floats) -> None:
     first_name[meeting] = columns.name[rows]
     mixed = np.zeros(len(last), dtype=bool)
     mixed[meeting[columns.name[rows] != first_name[meeting]]] = True
-    waited = complete & ~mixed[meeting] & (last[meeting] <= columns.end[rows])
+    matched = complete & ~mixed[meeting]
+    number[rows[matched]] = len(columns.rank) + meeting[matched]
+    waited = matched & (last[meeting] <= columns.end[rows])
     ready[rows[waited]] = last[meeting[waited]]
 
 
