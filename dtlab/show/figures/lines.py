@@ -251,6 +251,7 @@ _REACHES: Final = {
     "NVLink": "GPUs of the same node",
     "network": "other nodes",
 }
+_INTENSITIES: Final = 0.1, 2e5  # FLOPs per byte
 _BAR, _PITCH, _BARS, _LONG = 0.28, 0.46, 2.05, 4.0  # inches; from _BARS on, at most _LONG
 
 
@@ -333,10 +334,10 @@ def roofline(
     below = f"peak {in_units(peak, 'FLOP/s')} in bf16; a roof for each memory and link"
     figure = Figure(9.4, 4.1)
     figure.heading(heading, below)
-    across = np.geomspace(3, 2e5, 300)
+    across = np.geomspace(*_INTENSITIES, 300)
     axes = [
-        Axis("FLOPs per byte over the level", (3, 2e5), True, lambda x: f"{x:,.0f}"),
-        Axis("FLOP/s at most", (1e11, 2.5 * peak), True, lambda y: in_units(y, "FLOP/s")),
+        Axis("FLOPs per byte over the level", _INTENSITIES, True, number_words),
+        Axis("FLOP/s at most", (1e11, 4 * peak), True, lambda y: in_units(y, "FLOP/s")),
     ]
     left = 1.2
     box = (left, _BOTTOM, 9.4 - left - KEY, 4.1 - 0.8 - _BOTTOM)
@@ -348,13 +349,15 @@ def roofline(
     for name, (level, intensity) in (points or {}).items():
         speed = float(attainable(intensity, peak, by_name[level]))
         chart.draw_points(intensity, {level: speed})
-        label = chart.axes.annotate(name, (intensity, speed), xytext=(6, -7),
-                                    textcoords="offset points")  # fmt: skip
-        label.set(fontsize=8, color=INK, ha="left", va="top", gid=f"point {name}")
+        above = speed == peak
+        label = chart.axes.annotate(name, (intensity, speed), textcoords="offset points",
+                                    xytext=(0, 7) if above else (7, -5))  # fmt: skip
+        label.set(ha="center" if above else "left", va="bottom" if above else "top")
+        label.set(fontsize=8, color=INK, gid=f"point {name}")
         label.set_bbox({"facecolor": SHEET, "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
         told.append(
             f"{name}, over {level}: {number_words(intensity)} FLOPs per byte allow "
-            f"{in_units(speed, 'FLOP/s')}, {100 * speed / peak:.0f} % of the peak"
+            f"{in_units(speed, 'FLOP/s')}, {100 * speed / peak:.2g} % of the peak"
         )
     chart.draw_key({
         name: f"{in_units(each.bandwidth, 'B/s')}\npeak from {each.ridge(peak):,.0f}"
