@@ -172,6 +172,20 @@ def test_waiting_is_hatched_and_apart_from_the_transfer() -> None:
     assert waiting[2] >= transfer[3]
 
 
+def test_the_name_of_an_inner_span_does_not_cover_that_of_the_outer() -> None:
+    inner = [Event(0, "compute", "aten::linear", (), 0, 0.1, 9.9, {"phase": "forward"})]
+    outer = [Event(0, "compute", "forward", (), 0, 0.0, 10.0, {"annotation": True})]
+    texts = [text.get_text() for text in timeline(Trace(inner + outer)).axes[0].texts]
+    assert "forward" in texts and "aten::linear" not in texts
+
+
+def test_marks_are_not_drawn_and_a_phase_gives_the_colour() -> None:
+    kernel = Event(0, "compute", "sgemm", (), 0, 2.0, 4.0, {"phase": "backward"})
+    mark = Event(0, "compute", "step", (), 0, 0.0, 9.0, {"busy": False})
+    (lane,) = lanes([mark, kernel])
+    assert [(bar.label, bar.role) for bar in lane.bars] == [("sgemm", "backward")]
+
+
 def test_nested_spans_and_waits_inside_them_stay_visible() -> None:
     trace = Trace(
         [

@@ -52,6 +52,11 @@ def test_a_line_without_an_end_is_shown_at_the_end() -> None:
     assert shown((1, "no end")) == "rank 1: no end\n"
 
 
+def test_what_kineto_prints_of_a_profiler_is_not_shown() -> None:
+    line = "USDT:2026-11-26 20:25:14 12135:12135 SyncActivityProfilerHandler.cpp:52] profiler_"
+    assert shown((0, f"a\n{line}start\n{line}stop\nUSDT: 3\n")) == "rank 0: a\nrank 0: USDT: 3\n"
+
+
 def test_rank_0s_progress_bar_is_drawn_in_place() -> None:
     text = shown((0, "\r 0%"), (0, "\r50%"), (0, "\r100%\n"))
     assert text == "rank 0:  0%\rrank 0: 50%\rrank 0: 100%\n"

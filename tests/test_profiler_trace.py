@@ -333,6 +333,36 @@ def test_several_groups_without_names_are_not_matched() -> None:
         assert (event.name, event.peers, event.bytes) == ("all_reduce", peers, 24)
 
 
+def test_a_collective_from_before_the_profiler_does_not_shift_the_others(tmp_path: Path) -> None:
+    contents = [nccl("2024-05", rank) for rank in (0, 1)]
+    early = next(e for e in contents[1]["traceEvents"] if e["name"].startswith("ncclKernel"))
+    args = {"stream": 40, "correlation": 12345, "device": 1}  # launched before: nothing is linked
+    contents[1]["traceEvents"].append(early | {"args": args, "ts": early["ts"] - 2500, "dur": 50})
+    trace = Trace.from_chrome(written(tmp_path, contents))
+    assert next(event.peers for event in trace.events if event.kind == "comm") == ()
+    assert trace.exposed_comm(0) == pytest.approx(0.9e-3)
+    gloo = {"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "pid": 1, "tid": 2}
+    call = {"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 1, "tid": 1}
+    rows = [gloo | {"ts": 1, "dur": 4}, call | {"ts": 6, "dur": 1}, gloo | {"ts": 8, "dur": 4}]
+    contents[0]["traceEvents"] = rows
+    events = parse(contents[0], "a.json").events
+    assert [(round(e.start * 1e6), round(e.end * 1e6), e.peers) for e in events] == [
+        (0, 4, ()), (5, 11, (1,)),
+    ]  # fmt: skip
+
+
+def test_collectives_that_differ_are_a_warning(tmp_path: Path) -> None:
+    contents = [nccl("2024-05", rank) for rank in (0, 1)]
+    args = contents[1]["traceEvents"][-1]["args"]
+    args |= {"In msg nelems": 7, "Out msg nelems": 7}
+    words = (
+        r"Collective 2 of the ranks \[0, 1\] is all_reduce of 2,000 bytes on rank 0, and "
+        r"all_reduce of 28 bytes on rank 1.*start the profilers at the same step"
+    )
+    with pytest.warns(UserWarning, match=words):
+        Trace.from_chrome(written(tmp_path, contents))
+
+
 def test_calls_of_nccl_without_kernels_do_not_block() -> None:
     content = nccl("2024-05", 0)
     content["traceEvents"] = [e for e in content["traceEvents"] if e["cat"] != "kernel"]

@@ -298,7 +298,8 @@ class Trace:
     def busy(self, rank: int) -> float:
         """Return the seconds that a rank computed: inside a `span`, not blocked in communication.
 
-        Overlapping spans, nested or in several threads, count once.
+        Overlapping spans, nested or in several threads, count once. `from_chrome` says what
+        computes in a profiler's trace.
         """
         return self._use(rank).busy
 
@@ -308,7 +309,7 @@ class Trace:
         These are times in which the rank does not compute and all participants have arrived: for
         a message its sender and receiver, for a collective all members of the group. An operation
         without a match on the other ranks, for example because a rank failed, counts in full.
-        Waits inside C++, as in DDP's backward, are not recorded.
+        Waits inside C++, as in DDP's backward, are not recorded, except in a profiler's trace.
         """
         return self._use(rank).exposed_comm
 

@@ -11,7 +11,6 @@ import json
 import socket
 import warnings
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
@@ -27,6 +26,7 @@ from dtlab.trace.kineto import Part, parse
 __all__ = ["PathType", "clock_offsets", "merge", "part_of", "parts_of", "read"]
 
 _SAME_CLOCK = 1e-3  # s; clocks of one host that differ by more are taken to be different
+_EQUAL = ("all_reduce", "broadcast", "reduce")  # tensors have the same size on all ranks
 _SYMMETRIC = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
 PathType = str | PathLike[str]
@@ -123,6 +123,9 @@ def merge(parts: Sequence[Part]) -> tuple[list[Event], int]:
         for rank_events, offset in zip(raw, offsets, strict=True)
         for event in rank_events
     ]
+    difference = _first_difference(raw)
+    if difference:
+        warnings.warn(difference, stacklevel=4)
     world_size = max(part.world_size for part in ordered)
     missing = [str(rank) for rank in range(world_size) if rank not in by_rank]
     if missing:
@@ -143,6 +146,35 @@ def _check_steps(parts: Sequence[Part]) -> None:
                 f"{first.label} has the profiler's steps {_range(first.steps)}, {part.label} has "
                 f"{_range(part.steps)}. Pass files of the same steps."
             )
+
+
+def _first_difference(ranks: Sequence[Sequence[Event]]) -> str:
+    """Say where the ranks' collectives differ; "" if they agree as far as all are recorded."""
+    calls = [_in_order(events) for events in ranks]
+    for group in dict.fromkeys(group for each in calls for group in each):
+        rows = [each[group] for each in calls if group in each]
+        for number, events in enumerate(zip(*rows, strict=False), 1):
+            first = events[0]
+            for other in events[1:]:
+                same_size = first.bytes == other.bytes or first.name not in _EQUAL
+                if first.name != other.name or not same_size:
+                    return (
+                        f"Collective {number} of the ranks {list(group[0])} is {first.name} of "
+                        f"{first.bytes:,} bytes on rank {first.rank}, and {other.name} of "
+                        f"{other.bytes:,} bytes on rank {other.rank}. Collectives are matched by "
+                        "their number: start the profilers at the same step on all ranks."
+                    )
+    return ""
+
+
+def _in_order(events: Iterable[Event]) -> dict[Any, list[Event]]:
+    """Return a rank's collectives by group: ranks and name."""
+    result: dict[Any, list[Event]] = {}
+    for event in sorted(events, key=lambda event: event.start):
+        ranks = event.extra.get("group", ())
+        if event.kind == "comm" and event.name not in ("send", "recv") and len(ranks) > 1:
+            result.setdefault((ranks, event.extra["group_name"]), []).append(event)
+    return result
 
 
 def _range(steps: Sequence[int]) -> str:
@@ -194,13 +226,9 @@ def clock_offsets(ranks: Sequence[Sequence[Event]], hosts: Sequence[str]) -> lis
 
 def _meetings(events: Iterable[Event]) -> dict[Any, Event]:
     """Return the collectives that synchronise a rank, by group, name and number in the group."""
-    result: dict[Any, Event] = {}
-    counts: Counter[Any] = Counter()
-    for event in sorted(events, key=lambda event: event.start):
-        group = event.extra.get("group", ())
-        if event.kind == "comm" and event.name not in ("send", "recv") and len(group) > 1:
-            key = group, event.extra["group_name"]
-            if event.name in _SYMMETRIC:
-                result[key, event.name, counts[key]] = event
-            counts[key] += 1
-    return result
+    return {
+        (group, event.name, number): event
+        for group, calls in _in_order(events).items()
+        for number, event in enumerate(calls)
+        if event.name in _SYMMETRIC
+    }

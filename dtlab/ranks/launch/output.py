@@ -17,10 +17,12 @@ Stream = Literal["out", "err"]
 STREAMS: tuple[Stream, ...] = ("err", "out")
 KEEP = 1_000_000  # characters kept of each stream of each rank
 SHOW = 200_000  # characters shown of one launch
-# What C++ prints before an exception that the error of the launch reports in words.
-REPORTED_LATER = re.compile(
+# What C++ prints before an exception that the error of the launch reports in words, and what
+# Kineto prints whenever torch.profiler starts or stops.
+NOT_SHOWN = re.compile(
     r"terminate called after throwing an instance of|  what\(\):  |"
-    r"\[rank\d+\]:\[F.* ProcessGroupGloo\.cpp:\d+\] Check failed"
+    r"\[rank\d+\]:\[F.* ProcessGroupGloo\.cpp:\d+\] Check failed|"
+    r"USDT:.* profiler_(start|stop)$"
 )
 GATHER = 0.15  # seconds for which lines are collected and then shown rank by rank
 
@@ -132,7 +134,7 @@ class _Source:
         text = self._decoder.decode(data)
         self._keep(text)
         *lines, self.rest = (self.rest + text).split("\n")
-        self.lines += [line for line in lines if not REPORTED_LATER.match(line)]
+        self.lines += [line for line in lines if not NOT_SHOWN.match(line)]
         self.rest = self.rest[-10_000:]
 
     def end(self) -> None:

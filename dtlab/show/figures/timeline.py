@@ -176,8 +176,9 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
             axes.add_collection(collection, autolim=False)
             if marks.get(look):
                 axes.add_artist(_hatching(collection, marks[look], edge(_fill(bars[0]))))
+    labelled: list[tuple[float, float]] = []
     for bar in lane.bars:
-        _draw_label(place, bar)
+        _draw_label(place, bar, labelled)
 
 
 def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
@@ -212,16 +213,25 @@ def _hatching(boxes: PolyCollection, hatch: str, ink: str) -> PathPatch:
                      zorder=2, gid=f"{boxes.get_gid()} hatch")  # fmt: skip
 
 
-def _draw_label(place: _Place, bar: Bar) -> None:
-    """Draw the bar's name on it; shortened, or left out, if it does not fit."""
+def _draw_label(place: _Place, bar: Bar, labelled: list[tuple[float, float]]) -> None:
+    """Draw the bar's name on it; shortened, or left out, if it does not fit.
+
+    `labelled` are the parts of the strip, in seconds, that have the names of outer spans.
+    """
     _, _, low, high = place.box(bar)
     if bar.shade == "waiting" or high - low < 0.12:
         return
     ink = "#FFFFFF" if is_dark(_fill(bar)) else INK
     short = bar.group or bar.label.split(" ")[0]
     for words in (bar.label, bar.label if bar.shade == "span" else short):
-        middle = _middle_of_room(place, bar, len(words) * _CHARACTER + 0.06)
+        inches = len(words) * _CHARACTER + 0.06
+        middle = _middle_of_room(place, bar, inches)
         if middle is not None:
+            half = inches / place.inches_per_second / 2
+            if bar.track == STRIP:
+                if any(left < middle + half and middle - half < right for left, right in labelled):
+                    return
+                labelled.append((middle - half, middle + half))
             text = place.axes.text(middle, (low + high) / 2 - 0.005, words, zorder=5,
                                    **centred(_FONT, ink))  # fmt: skip
             stroke = 2.5 if bar.shade == "collective" else 1.5  # covers arrows and hatches
