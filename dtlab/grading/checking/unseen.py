@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.criteria import Fault, Faulty, fault, finished_code
 from dtlab.grading.checking.groups import Groups
@@ -19,8 +20,8 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from dtlab.trace import Event, Trace
 
-__all__ = ["FOREIGN", "Reducing", "inside_marks", "unseen_collectives", "unseen_messages",
-           "unseen_source"]  # fmt: skip
+__all__ = ["FOREIGN", "Reducing", "inside_marks", "marked_waits", "unseen_collectives",
+           "unseen_messages", "unseen_source"]  # fmt: skip
 
 _ALL_REDUCED = 0.95  # share of the fewest bytes with which all ranks can get the whole sum
 _DISAGREEMENT = 0.02  # tolerance, as a share of the operating system's count
@@ -193,3 +194,30 @@ def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Eve
     for mark in events:
         if mark.name == name:
             yield [event for event in events if mark.start <= event.start <= mark.end]
+
+
+@contextmanager
+def marked_waits() -> Iterator[None]:
+    """Marks every wait for an operation as `wait` in the trace, even one that returns at once.
+
+    The recorder itself does not record a wait for an operation that has already ended.
+    """
+    from unittest.mock import patch
+
+    import torch
+    import torch.distributed as dist
+
+    from dtlab.trace import span
+
+    def marked(plain: Any) -> Any:
+        def wait(*args: Any, **keywords: Any) -> Any:
+            with span("wait"):
+                return plain(*args, **keywords)
+
+        return wait
+
+    with (
+        patch.object(dist.Work, "wait", marked(dist.Work.wait)),
+        patch.object(torch._C.Future, "wait", marked(torch._C.Future.wait)),
+    ):
+        yield

@@ -12,7 +12,6 @@ A `Training` is a case: it draws a model and batches, and each rank trains on it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -23,7 +22,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import FOREIGN, Reducing, inside_marks
+from dtlab.grading.checking.unseen import FOREIGN, Reducing, inside_marks, marked_waits
 from dtlab.grading.checking.values import close, same_bits, sgd_step
 from dtlab.grading.words import amount
 
@@ -187,7 +186,7 @@ def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str
 
     module, group = begin(given)
     noted = []
-    with finished_calls(*FINISHED, refuse=True) as finished, _marked_waits():
+    with finished_calls(*FINISHED, refuse=True) as finished, marked_waits():
         after = start(module, **group)
         for inputs, targets in given.batches:
             module.zero_grad()
@@ -200,33 +199,6 @@ def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str
             noted.append([None if grad is None else grad.detach().clone() for grad in gradients])
             sgd_step(module, [gradients])
     return {"gradients": noted, "finished": sorted(finished)}
-
-
-@contextmanager
-def _marked_waits() -> Iterator[None]:
-    """Marks every wait for an operation as `wait` in the trace, even one that returns at once.
-
-    The recorder itself does not record a wait for an operation that has already ended.
-    """
-    from unittest.mock import patch
-
-    import torch
-    import torch.distributed as dist
-
-    from dtlab.trace import span
-
-    def marked(plain: Any) -> Any:
-        def wait(*args: Any, **keywords: Any) -> Any:
-            with span("wait"):
-                return plain(*args, **keywords)
-
-        return wait
-
-    with (
-        patch.object(dist.Work, "wait", marked(dist.Work.wait)),
-        patch.object(torch._C.Future, "wait", marked(torch._C.Future.wait)),
-    ):
-        yield
 
 
 def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:

@@ -3,4 +3,5 @@
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
     "links", "six_of_eight", "break_even", "utilisation",
+    "top_k", "power_sgd", "overlap",
 )  # fmt: skip
