@@ -198,6 +198,31 @@ def test_fsdp_and_the_cycles_of_a_schedule(tmp_path: Path) -> None:
         Trace.from_chrome([first[0], second[1]])
 
 
+@pytest.mark.parametrize(
+    ("rows", "waits"),
+    [
+        ([("aten::mm", 100, 1000)], [(1000, 4000)]),
+        ([("aten::mm", 100, 1000), ("aten::mm", 3900, 4500)], [(1000, 3900)]),  # end written late
+        ([("aten::mm", 100, 2000), ("aten::mm", 2200, 4500)], []),  # Python between operators
+        ([("c10d::allreduce_", 0, 3900)], [(3900, 4000)]),  # the call does not wait
+        ([("MmBackward0", 100, 5000), ("aten::mm", 110, 500)], [(500, 4000)]),
+        ([("enumerate(DataLoader)#next", 100, 3000), ("aten::mm", 3100, 4500)], []),
+    ],
+)
+def test_waits_are_gaps_between_operators(
+    rows: list[tuple[str, float, float]], waits: list[tuple[float, float]]
+) -> None:
+    operations = [("c10d::allreduce_", 0, 100), *rows, ("gloo:all_reduce", 50, 4000)]
+    content = {"traceEvents": [
+        {"ph": "X", "name": name, "pid": 1, "tid": 2 if name.startswith("gloo:") else 1,
+         "cat": "cpu_op" if "::" in name or "Backward" in name else "user_annotation",
+         "ts": start, "dur": end - start}
+        for name, start, end in operations
+    ]}  # fmt: skip
+    (event,) = (e for e in parse(content, "a.json", 0).events if e.kind == "comm")
+    assert [(round(a * 1e6), round(b * 1e6)) for a, b in event.extra["blocked"]] == waits
+
+
 # ------------------------------------------------------------------- NCCL's formats
 
 # The fields and their nesting are those of traces in tests/data of HolisticTraceAnalysis

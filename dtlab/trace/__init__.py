@@ -124,7 +124,7 @@ class Trace:
         Compute is, on a GPU, each kernel and copy. On a CPU it is each outermost operator and each
         annotation (`record_function`, data loader, optimizer); a wait for communication inside an
         annotation does not count. The profiler does not record waits on a CPU: a thread that is in
-        no operator when its communication ends is taken to have waited since its last operator.
+        no operator when its communication ends, or for 0.3 ms before, is taken to wait for it.
         Annotations have `extra["annotation"]`. On a GPU, and for the profiler's steps, they do not
         count as compute (`extra["busy"]` is False).
 

@@ -39,6 +39,9 @@ from dtlab.trace.columns import Event
 
 __all__ = ["Part", "parse"]
 
+_WAIT = 3e-4  # s; Python takes less between two operators
+_BLOCKING = ("c10d::send", "c10d::recv", "c10d::monitored_barrier")  # others only enqueue
+
 
 @dataclass
 class Part:
@@ -295,15 +298,19 @@ class _Rank:
         return calls[found] if found >= 0 and op.start <= calls[found].end else None
 
     def _blocked(self, tid: Any, start: float, end: float) -> list[tuple[float, float]]:
-        """Return when the thread waited for an operation.
+        """Return when the thread waited for a communication of this duration.
 
-        The profiler does not record waits. A thread that is in no operator when the communication
-        ends is taken to have waited for it since its last operator ended.
+        The profiler does not record waits. A thread that is in no operator when a communication
+        ends, or for `_WAIT` while it is in progress, is taken to wait for it. (gloo's thread may
+        write the end late: it wakes the waiting thread first.)
         """
         starts, ends = self.covers.get(tid, ((), ()))
-        last = bisect_left(starts, end) - 1
-        begin = max(start, ends[last]) if last >= 0 else start
-        return [(begin, end)] if begin < end else []
+        waits = []
+        for number in range(bisect_right(ends, start), bisect_left(starts, end)):
+            if starts[number] - start >= _WAIT:
+                waits.append((start, starts[number]))
+            start = ends[number]
+        return [*waits, (start, end)] if start < end else waits
 
 
 def _place(op: Op) -> Any:
@@ -322,14 +329,16 @@ def _threads(ops: Sequence[Op], gloo: set[Any]) -> dict[Any, int]:
 
 
 def _covers(ops: Sequence[Op]) -> dict[Any, tuple[list[float], list[float]]]:
-    """Return when each thread was in an operator that does not wait, as starts and ends.
+    """Return when each thread did not wait for communication, as starts and ends.
 
-    Nodes of autograd do not count, because they may contain communication; what they call does.
+    It is in an operator or issues a collective, or it waits for input. Nodes of autograd do not
+    count, because they may contain communication; what they call does.
     """
     result: dict[Any, tuple[list[float], list[float]]] = {}
-    wrappers = ("c10d::", "autograd::", "torch::autograd::", "_c10d_functional")
+    wrappers = ("autograd::", "torch::autograd::", "_c10d_functional", *_BLOCKING)
     for op in ops:
-        if op.cat == "cpu_op" and "::" in op.name and not op.name.startswith(wrappers):
+        computes = op.cat == "cpu_op" and "::" in op.name and not op.name.startswith(wrappers)
+        if computes or (op.cat == "note" and _phase_of(op.name) == "input"):
             starts, ends = result.setdefault(op.tid, ([], []))
             if ends and op.start <= ends[-1]:
                 ends[-1] = max(ends[-1], op.end)
