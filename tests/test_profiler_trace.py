@@ -157,6 +157,21 @@ def test_operations_are_those_that_dtlab_itself_records() -> None:
         assert trace.peers(rank) == run.trace.peers(rank)
 
 
+def _profiled_without_rank() -> Trace:
+    import torch
+    import torch.distributed as dist
+
+    with torch.autograd.profiler.profile() as profiler:  # does not write the rank
+        dist.all_reduce(torch.ones(3))
+    return Trace.from_profiler(profiler)
+
+
+@pytest.mark.slow
+def test_a_profiler_that_does_not_write_its_rank() -> None:
+    trace = Trace.from_profiler(on_ranks(_profiled_without_rank, world_size=2).values)
+    assert [trace.ops(rank) for rank in (0, 1)] == [{"all_reduce": 1}] * 2
+
+
 def _sharded(folder: str) -> None:
     """Two cycles of a schedule, of two steps each, in which FSDP2 trains."""
     import torch
@@ -320,6 +335,12 @@ def test_nccl_traces_of_each_age(age: str, tmp_path: Path) -> None:
         ("backward", 0, 7), ("backward", 1, 7), ("forward", 0, 7), ("forward", 1, 7),
     ]  # fmt: skip
     assert "3.00 ms compute" in dtlab.show.timeline(trace).alt_text
+    trace.to_chrome(tmp_path / "own.json")
+    again = Trace.from_chrome(tmp_path / "own.json")
+    assert [(e.rank, e.kind, e.name, e.bytes, e.peers, {**e.extra}) for e in again.events] == [
+        (e.rank, e.kind, e.name, e.bytes, e.peers, {**e.extra}) for e in trace.events
+    ]
+    assert again.exposed_comm(0) == pytest.approx(trace.exposed_comm(0))
 
 
 def test_the_annotations_of_a_gpu_job_are_marks() -> None:

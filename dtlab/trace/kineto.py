@@ -102,7 +102,7 @@ def _ops(content: Mapping[str, Any]) -> tuple[list[Op], int]:
     """Return the operations by start, in seconds from the first; and its Unix time in ns."""
     entries = []
     for entry in content["traceEvents"]:
-        if not isinstance(entry, Mapping) or entry.get("ph") != "X":
+        if not isinstance(entry, dict) or entry.get("ph") != "X":
             continue
         written = str(entry.get("cat", "")).lower()  # such as "cuda_runtime", "hip_driver"
         launches = written.endswith(("_runtime", "_driver"))

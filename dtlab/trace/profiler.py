@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import socket
+import sys
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +73,16 @@ def part_of(profiler: Any) -> Part:
         # Kineto's own export works only once; this one leaves it to the caller.
         profiler.export_chrome_trace(str(path), use_python_export=True)
         content = _read_json(path)
-    return parse({"host_name": socket.gethostname(), **content}, "the profiler", 0)
+    return parse({**_this_rank(), **content}, "the profiler", 0)
+
+
+def _this_rank() -> dict[str, Any]:
+    """Return what a profiler's result may lack: the host, and the rank in the default group."""
+    about: dict[str, Any] = {"host_name": socket.gethostname()}
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        about["distributedInfo"] = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    return about
 
 
 def _read_json(path: PathType) -> dict[str, Any]:
