@@ -12,6 +12,7 @@ from dtlab.show import Figure, ceiling_ladder, explore_wire, roofline, wire_step
 from tests.drawn import boxes, check_layout, lines, texts
 
 POINTS = {"DDP": ("network", 6000.0), "element-wise": ("HBM", 0.5)}
+PLATEAU = {"matrix product": ("HBM", 1365.0)}
 
 
 def test_a_ladder_has_a_rung_for_each_level_and_says_when_arithmetic_is_the_limit() -> None:
@@ -84,8 +85,8 @@ def test_the_dials_of_the_wire_start_at_the_values_of_the_figure() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "figure",
-    [ceiling_ladder(), roofline(POINTS), roofline(), wire_step(), wire_step(1.25e9, 1024, 256, 4),
-     wire_step(900e9, 2, 2**20, 0.5, False)],
+    [ceiling_ladder(), roofline(POINTS | PLATEAU), roofline(), wire_step(),
+     wire_step(1.25e9, 1024, 256, 4), wire_step(900e9, 2, 2**20, 0.5, False)],
 )  # fmt: skip
 def test_words_do_not_overlap(figure: Figure) -> None:
     check_layout(figure)

@@ -357,7 +357,7 @@ def roofline(
         label.set_bbox({"facecolor": SHEET, "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
         told.append(
             f"{name}, over {level}: {number_words(intensity)} FLOPs per byte allow "
-            f"{in_units(speed, 'FLOP/s')}, {100 * speed / peak:.2g} % of the peak"
+            f"{in_units(speed, 'FLOP/s')}, {number_words(100 * speed / peak, 2)} % of the peak"
         )
     chart.draw_key({
         name: f"{in_units(each.bandwidth, 'B/s')}\npeak from {each.ridge(peak):,.0f}"
