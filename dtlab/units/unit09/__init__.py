@@ -4,4 +4,5 @@
 PARTS = (
     "links", "six_of_eight", "break_even", "utilisation",
     "top_k", "power_sgd", "overlap",
+    "three_times_job", "run_a", "run_b",
 )  # fmt: skip

@@ -1,0 +1,235 @@
+"""09/run_a: repair the input pipeline of a job whose GPUs are busy 40 % of the time.
+
+It has two faults. A thread loads the next batch while the GPU computes. With u for the seconds in
+which the workers of a rank read its own samples, the GPU computes for 1.6 u in each step:
+
+    both faults             4 u    GPU busy 40 %    each rank reads the whole batch, one by one
+    only the samples mended 2 u             80 %    its own samples, one by one
+    only the workers mended 2 u             80 %    the whole batch, two at a time
+    none                    1.6 u          100 %    loading is hidden
+
+The check judges counts and order, not seconds, so the load of the machine does not matter: a read
+waits a while for the reads that should run beside it, and a step for the first read of the next.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dtlab.grading.checking.criteria import criterion
+from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.scripts.mend import Scene, proof, script_part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["PART", "Feeding", "Machine"]
+
+_READ = 1e-2  # seconds to read a sample
+_BUSY = 0.8  # of the seconds in which one worker reads a rank's own samples, the GPU computes
+_AHEAD = 3  # batches
+_PATIENCE = 1.0  # seconds, after which a read or a step has waited in vain
+_LIMIT = 30.0  # seconds for runs that take one
+
+
+@dataclass(frozen=True)
+class Feeding(Case):
+    """A run of `program(read, step, steps, batch, workers)`; `batch` is that of one rank."""
+
+    steps: int
+    batch: int
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.steps} steps, {self.batch} samples for each rank, {self.workers} workers"
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+        machine = Machine(**given, patience=_PATIENCE)
+        fn(machine.read, machine.step, *given.values())
+        return machine.notes
+
+    def mistake(self, results: Sequence[Any]) -> str:
+        """See `Case`; empty, since objections say what is wrong with a run."""
+        return ""
+
+
+class Machine:
+    """The stand-ins of a rank for its disk and its GPU, and their notes.
+
+    `reads` are the numbers of the samples in the order in which they are read, and `most` is how
+    many reads ran at the same time. `trained` are the samples of each step. `late` are the steps
+    during which no read of the next step began. `ahead` is how many batches a read was ahead.
+    """
+
+    def __init__(self, steps: int, batch: int, workers: int, patience: float = 0.0) -> None:
+        import torch.distributed as dist
+
+        self._steps, self._batch = steps, batch * dist.get_world_size()
+        self._workers, self._patience = workers, patience
+        self._running, self._vain = 0, set[str]()
+        self._news = threading.Condition()
+        self.notes: dict[str, Any] = {"reads": [], "trained": [], "late": [], "most": 0}
+        self.notes["ahead"] = 0
+
+    def read(self, number: int) -> Tensor:
+        """Read and decode a sample, without using a core."""
+        import torch
+
+        import dtlab
+
+        with dtlab.span("read"):
+            with self._news:
+                self._begin(number)
+            dtlab.compute(_READ)
+            with self._news:
+                self._running -= 1
+        return torch.tensor(float(number))
+
+    def _begin(self, number: int) -> None:
+        notes = self.notes
+        notes["reads"].append(number)
+        ahead = number // self._batch - len(notes["trained"]) + 1
+        notes["ahead"] = max(notes["ahead"], ahead)
+        self._running += 1
+        notes["most"] = max(notes["most"], self._running)
+        self._news.notify_all()
+        self._wait("read", lambda: notes["most"] >= self._workers)
+
+    def step(self, samples: Tensor) -> None:
+        """Train on samples: take the GPU's time, and average gradients over the ranks."""
+        import torch.distributed as dist
+
+        import dtlab
+
+        notes = self.notes
+        with self._news:
+            notes["trained"].append([int(number) for number in samples])
+        for name, share in (("forward", 1 / 3), ("backward", 2 / 3)):
+            with dtlab.span(name):
+                dtlab.compute(share * _BUSY * len(samples) * _READ)
+        first = self._batch * len(notes["trained"])  # the first sample of the next step
+        if len(notes["trained"]) < self._steps:
+            with self._news:
+                if not self._wait("step", lambda: max(notes["reads"]) >= first):
+                    notes["late"].append(len(notes["trained"]) - 1)
+        dist.all_reduce(samples.mean())
+
+    def _wait(self, who: str, seen: Callable[[], bool]) -> bool:
+        """Wait with patience, but not again after a wait in vain; return what is seen."""
+        patience = 0.0 if who in self._vain else self._patience
+        if not self._news.wait_for(seen, patience):
+            self._vain.add(who)
+            return False
+        return True
+
+
+# Criteria of the repaired program ----------------------------------------------------------------
+
+
+def _other_batches(case: Feeding, results: Sequence[Any], run: Observation) -> str:
+    """A message if the ranks do not train on each sample once, batch after batch."""
+    size = case.batch * len(results)
+    for rank, result in enumerate(results):
+        steps = [len(samples) for samples in result["trained"]]
+        if steps != [case.batch] * case.steps:
+            return f"rank {rank} calls step with {steps} samples, not with {case.batch} each time."
+    for step in range(case.steps):
+        found = {number for result in results for number in result["trained"][step]}
+        if found != {*range(step * size, (step + 1) * size)}:
+            return (
+                f"in step {step} the ranks train on {len(found)} different samples, but not on "
+                f"the {size} samples of this batch."
+            )
+    return ""
+
+
+def _other_reads(case: Feeding, results: Sequence[Any], run: Observation) -> str:
+    """A message if a rank reads samples that it does not train on, or reads one twice."""
+    for rank, result in enumerate(results):
+        trained = [number for samples in result["trained"] for number in samples]
+        if sorted(result["reads"]) != sorted(trained):
+            return (
+                f"rank {rank} reads {len(result['reads'])} samples and trains on {len(trained)}. "
+                "What happens to the others?"
+            )
+    return ""
+
+
+def _few_at_a_time(case: Feeding, results: Sequence[Any], run: Observation) -> str:
+    """A message if fewer reads than workers ran at the same time."""
+    for rank, result in enumerate(results):
+        if result["most"] < case.workers:
+            return (
+                f"rank {rank} never has more than {result['most']} read at the same time, with "
+                f"{case.workers} workers. What do the other workers wait for?"
+            )
+    return ""
+
+
+def _not_ahead(case: Feeding, results: Sequence[Any], run: Observation) -> str:
+    """A message if the next batch is not read during a step, or if too many batches are."""
+    for rank, result in enumerate(results):
+        if result["late"]:
+            return f"rank {rank} reads nothing of the next batch during step {result['late'][0]}."
+        if result["ahead"] > _AHEAD:
+            return (
+                f"rank {rank} reads {result['ahead']} batches ahead of the step; its memory has "
+                f"room for {_AHEAD}."
+            )
+    return ""
+
+
+# The part ----------------------------------------------------------------------------------------
+
+
+def _measured(scene: Scene) -> dict[str, int]:
+    reads, trained = scene.results[0]["reads"], scene.results[0]["trained"]
+    return {"reads": len(reads), "trained": sum(map(len, trained))}
+
+
+def _trials(seed: int) -> list[Trial]:
+    draw = random.Random(seed)
+    return [
+        Trial(ranks, [Feeding(draw.randint(4, 6), workers * draw.randint(2, 3), workers)],
+              limit=_LIMIT)
+        for ranks, workers in ((2, 2), (2, 3), (3, 2))
+    ]  # fmt: skip
+
+
+PART = script_part(
+    "09/run_a", "Run A", 20, 2,
+    "dtlab.units.unit09.runs_scripts.feed",
+    Trial(2, [Feeding(6, 4, 2)], limit=_LIMIT),
+    _trials,
+    (
+        criterion("batches", 1, "each sample of a batch is trained on once", _other_batches),
+        criterion("reads", 2, "a rank reads its own samples only", _other_reads, waits=True),
+        criterion("workers", 2, "all workers read at a time", _few_at_a_time, waits=True),
+        criterion("ahead", 1, "the next batch is read during a step", _not_ahead, waits=True),
+    ),
+    [
+        "whole = [pool.submit(read, number).result() for number in numbers]",
+        "numbers = range(first, first + batch * ranks)",
+        "return torch.stack(whole)[rank::ranks]",
+    ],
+    "Follow one sample: which ranks read it, which one needs it, and what waits meanwhile?",
+    proof=proof(
+        _measured,
+        "reads / trained",
+        "Divide the samples that rank 0 reads by those that it trains on.",
+        {
+            "1": "that is what a rank needs. What does it read?",
+            "reads": "those are all that it reads. Divide them by those that it trains on.",
+            "trained / reads": "upside down: how many does it read for one that it needs?",
+            "reads / trained / 2": "that is half of it. Are both numbers of the same rank?",
+        },
+    ),
+)  # fmt: skip
