@@ -57,7 +57,7 @@ def simple_top_k_mean(gradient: Tensor, error: Tensor, k: int, group: Group = No
     """Return the mean over ranks of each rank's k largest elements; update `error` in place."""
     error += gradient
     flat = error.flatten()
-    places = flat.abs().topk(k).indices
+    places = flat.abs().topk(k).indices.int()  # 4 bytes each, as the values
     values = flat[places]
     ranks = dist.get_world_size(group)
     all_places, all_values = places.new_empty(ranks * k), values.new_empty(ranks * k)

@@ -105,7 +105,7 @@ class Case(ABC):
 
 @dataclass(frozen=True)
 class Recording(Case):
-    """A call of a function of the library, to record its trace. Nothing in it is judged."""
+    """A call of a function of the library, for its trace and result. Nothing in it is judged."""
 
     arguments: tuple[Any, ...]
 
@@ -116,8 +116,8 @@ class Recording(Case):
         return self.arguments
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> None:
-        fn(*given)
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        return fn(*given)
 
     def mistake(self, results: Sequence[Any]) -> str:
         return ""

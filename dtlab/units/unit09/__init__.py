@@ -1,4 +1,4 @@
-"""Unit 09, the wire: what limits data parallelism, and what to do about it."""
+"""Unit 09, the wire: what limits a data-parallel job, and which lever moves the limit."""
 
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (

@@ -70,7 +70,7 @@ _QUESTIONS = asked(
         "ceil(0.75 * least / length)",
         "Half the bytes, two thirds of the operations. Round up.",
         {
-            "floor(0.75 * least / length)": "with one sequence fewer it does not quite hide.",
+            "floor(0.75 * least / length)": "with these the all-reduce does not quite hide.",
             "ceil(1.5 * least / length)": "this is for 32 bits.",
             "ceil(0.5 * least / length)": "this is behind forward and backward.",
         },
@@ -84,7 +84,8 @@ _QUESTIONS = asked(
         "ceil(half / (held * length))",
         "A microbatch has as many sequences as a GPU holds. Count forward and backward.",
         {
-            "floor(half / (held * length))": "with one microbatch fewer it takes a little less.",
+            "floor(half / (held * length))": "with these, computing takes a little less than "
+            "the all-reduce.",
             "ceil(2 * half / (held * length))": "this is for 32 bits.",
         },
         unit="microbatches",

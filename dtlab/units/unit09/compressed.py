@@ -144,15 +144,19 @@ class Compressed(Faulty):
         self, got: Tensor, kept: Tensor, rank: int, gradients: list[Tensor], before: States
     ) -> str:
         own, old = gradients[rank], before[rank]["error"]
-        if got.shape == kept.shape and close(got, kept):
-            return ""
+        if got.shape != kept.shape:
+            return f"it has shape {list(got.shape)}, not {list(kept.shape)}."
         known = {
+            "": kept,
             UNCHANGED: old,
             "this is everything, also what was sent.": own + old,
             "what was left from the step before is lost.": kept - old,
             "this is what was sent. Keep what was not.": own + old - kept,
         }
-        message = f"{self.keep} It is off by up to {float((got - kept).abs().max()):.2g}."
-        return next((words for words, one in known.items() if close(got, one)), message)
+        rounding = 1e-4 * float((own + old).abs().max())  # what is kept may be almost nothing
+        worst = float((got - kept).abs().max())
+        message = f"{self.keep} It is off by up to {worst:.2g}."
+        near = (words for words, one in known.items() if (got - one).abs().max() <= rounding)
+        return next(near, message)
 
     keep: ClassVar[str] = ""  # what the error is

@@ -48,7 +48,7 @@ _QUESTIONS = asked(
         {
             "adapters * gigabits": _GIGABITS,
             "gigabits / 8": "this is one adapter. A node has several.",
-            "8 * gigabits / 8": "this has an adapter for each GPU. How many has your node?",
+            "8 * gigabits / 8": "this has an adapter for each GPU. How many does yours have?",
         },
         unit="GB/s",
     ),
@@ -71,8 +71,8 @@ _QUESTIONS = asked(
         "the same in two levels: rings inside the nodes, and rings across nodes that share all "
         "adapters of a node",
         "ring * size / nvlink + across * size / (adapters * adapter)",
-        "Add up both levels. Each GPU takes an eighth of the bytes across, so a node takes all of "
-        "them once.",
+        "Add up both levels. Each GPU of a node sends an eighth of the bytes across, through the "
+        "node's adapters.",
         {
             "across * size / (adapters * adapter)": "the rings inside the nodes take time too.",
             "ring * size / nvlink + across * size / adapter": "this is through one adapter. The "

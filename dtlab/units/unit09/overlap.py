@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from dtlab.trace import Event
 
 __all__ = ["PART", "Arriving"]
+
+Named = dict[str, list["Event"]]  # events of one rank in one case, in order, by name
 
 
 @dataclass(frozen=True)
@@ -144,75 +146,85 @@ class Arriving(Faulty):
             marked = inside_marks(observation.trace, rank, "case")
             for number, (case, events) in enumerate(zip(cases, marked, strict=False)):
                 where = f"{observation.trial.words(number)}, rank {rank}"
-                yield from ((name, f"{where}: {text}") for name, text in case.wrong_order(events))
+                named: Named = {}
+                for event in sorted(events, key=lambda event: event.start):
+                    named.setdefault(event.name, []).append(event)
+                others = {event.name for event in events if event.kind == "comm"} - {"all_reduce"}
+                faults = (*case.wrong_buckets(named, others), *case.too_late(named),
+                          *wrong_waits(named), *case.late_steps(named))  # fmt: skip
+                yield from ((name, f"{where}: {text}") for name, text in faults)
 
-    def wrong_order(self, events: Sequence[Event]) -> Iterator[Fault]:
-        """Yields what is wrong with the collectives, waits and steps of one rank."""
-        sent = [event for event in events if event.kind == "comm"]
-        reduced = [event for event in sent if event.name == "all_reduce"]
-        layers, waits, steps = (
-            [event for event in events if event.name == name] for name in ("layer", "wait", "step")
-        )
-        (end,) = (event for event in events if event.name == "end")
-        firsts = [0, *accumulate(self.buckets)]  # the first gradient of each bucket
-        sizes = [sum(self.sizes[a:b]) for a, b in pairwise(firsts)]
-        if len(sent) > len(reduced):
-            others = {event.name for event in sent} - {"all_reduce"}
+    @property
+    def firsts(self) -> list[int]:
+        """The number of the first gradient of each bucket, and that of all gradients."""
+        return [0, *accumulate(self.buckets)]
+
+    def wrong_buckets(self, named: Named, others: set[str]) -> Iterator[Fault]:
+        """Yields a fault unless there is one all-reduce for each bucket, and nothing else."""
+        sizes = [sum(self.sizes[a:b]) for a, b in pairwise(self.firsts)]
+        found = [event.bytes for event in named.get("all_reduce", [])]
+        if others:
             yield "all_reduces", f"the rank calls {min(others)}. A bucket takes one all_reduce."
-        elif [event.bytes for event in reduced] != sizes:
-            found = ", ".join(str(event.bytes) for event in reduced) or "no"
+        elif found != sizes:
             yield (
                 "all_reduces",
-                f"all-reduces of {found} bytes, for buckets of {', '.join(map(str, sizes))}. The "
-                "gradient with which a bucket reaches bucket_bytes closes it, and what is left at "
-                "the end is a bucket too.",
+                f"all-reduces of {', '.join(map(str, found)) or 'no'} bytes, for buckets of "
+                f"{', '.join(map(str, sizes))}. The gradient with which a bucket reaches "
+                "bucket_bytes closes it, and what is left at the end is a bucket too.",
             )
-        for place, start in enumerate([*(event.start for event in layers[1:]), end.start], 1):
-            full = [last for last in firsts if last <= place and last < len(self.sizes)]
-            if sum(event.bytes for event in reduced if event.start < start) < sum(
-                self.sizes[: full[-1]]
-            ):
+
+    def too_late(self, named: Named) -> Iterator[Fault]:
+        """Yields a fault if a full bucket, or the last one, is sent too late."""
+        sent, end = named.get("all_reduce", []), named["end"][0].start
+        nexts = [*(layer.start for layer in named["layer"][1:]), end]
+        for last in self.firsts[1:-1]:  # with all gradients before this one, a bucket is full
+            before = sum(event.bytes for event in sent if event.start < nexts[last - 1])
+            if before < sum(self.sizes[:last]):
                 yield (
                     "at_once",
-                    f"gradient {full[-1] - 1} fills a bucket, and the next gradient is computed "
+                    f"gradient {last - 1} fills a bucket, and the next gradient is computed "
                     "before its all-reduce begins. Start it first, with async_op=True.",
                 )
-                break
-        else:
-            first = min((wait.start for wait in waits if wait.start > end.start), default=None)
-            late = [event for event in reduced if first is not None and event.start > first]
-            if late:
-                yield (
-                    "at_once",
-                    "the rank waits for a bucket before it has sent the last one. Send what is "
-                    "left first, and then wait.",
-                )
-        if any(wait.start < end.start for wait in waits):
+                return
+        waits = [wait.start for wait in named.get("wait", []) if wait.start > end]
+        if waits and any(event.start > waits[0] for event in sent):
             yield (
-                "waits",
-                "the rank waits while there are still gradients to compute, so nothing overlaps. "
-                "Keep what all_reduce(async_op=True) returns, and wait at the end.",
+                "at_once",
+                "the rank waits for a bucket before it has sent the last one. Send what is left "
+                "first, and then wait.",
             )
-        elif len(waits) < len(reduced):
-            yield (
-                "unwaited",
-                f"{len(reduced)} all-reduces begin, and the rank waits for {len(waits) or 'none'} "
-                "of them. Call wait() for each before you read its result.",
-            )
-        begun = {event.extra["place"]: event.start for event in steps}
-        for bucket, (one, other) in enumerate(pairwise(firsts[:-1])):
-            if (
-                one in begun
-                and other in begun
-                and not any(begun[one] < wait.start < begun[other] for wait in waits)
-            ):
+
+    def late_steps(self, named: Named) -> Iterator[Fault]:
+        """Yields a fault if the rank waits for a bucket before the steps of the one before."""
+        begun = {event.extra["place"]: event.start for event in named.get("step", [])}
+        for bucket, (one, other) in enumerate(pairwise(self.firsts[:-1])):
+            between = begun.get(one, inf), begun.get(other, -inf)
+            waits = (between[0] < wait.start < between[1] for wait in named.get("wait", []))
+            if {one, other} <= {*begun} and not any(waits):
                 yield (
                     "steps",
                     f"the rank waits for bucket {bucket + 1} before it calls step for the "
                     f"gradients of bucket {bucket}, which are there. Wait for one bucket, step, "
                     "and then wait for the next one.",
                 )
-                break
+                return
+
+
+def wrong_waits(named: Named) -> Iterator[Fault]:
+    """Yields a fault if the rank waits during backward, or does not wait for a bucket."""
+    waits, sent = named.get("wait", []), named.get("all_reduce", [])
+    if any(wait.start < named["end"][0].start for wait in waits):
+        yield (
+            "waits",
+            "the rank waits while there are still gradients to compute, so nothing overlaps. Keep "
+            "what all_reduce(async_op=True) returns, and wait at the end.",
+        )
+    elif len(waits) < len(sent):
+        yield (
+            "unwaited",
+            f"{len(sent)} all-reduces begin, and the rank waits for {len(waits) or 'none'} of "
+            "them. Call wait() for each before you read its result.",
+        )
 
 
 def _trials(seed: int) -> list[Trial]:

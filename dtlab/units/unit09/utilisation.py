@@ -123,7 +123,7 @@ _QUESTIONS = asked(
         "cost",
         "what all tokens take: [GPU hours, dollars]",
         "[hours * cards, hours * cards * price]",
-        "How many hours does the run take? And how many GPUs do you pay?",
+        "How many hours does the run take? And for how many GPUs do you pay?",
         {
             "[hours, hours * price]": "these are hours of the run. You pay for every GPU.",
             "[hours * cards / 24, hours * cards * price / 24]": "these are GPU days.",

@@ -312,3 +312,13 @@ WRONG = {
     waits_for_all_first: {"steps": "Wait for one bucket"},
     waits_for_two: {"steps": "Wait for one bucket"},
 }
+
+EQUIVALENT = {
+    "held.clear() -> held.clear(); held.clear()": "nothing is held any more",
+    "if sum((each.nbytes for each in held)) >= bucket_bytes: -> "
+    "if sum((each.nbytes for each in reversed(held))) >= bucket_bytes:": "a sum",
+    "send() -> send(); for gradient in gradients:; ...": "the iterator is at its end",
+    "if held:; send(); number = 0 -> number = 0; if held:; send()": "send reads no number",
+    "work.wait() -> work.wait(); work.wait()": "the second wait returns at once",
+    "flat /= dist.get_world_size() -> flat = flat / dist.get_world_size()": "a new tensor",
+}

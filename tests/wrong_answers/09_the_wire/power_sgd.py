@@ -160,16 +160,6 @@ def by_gram_schmidt(matrix, q, error):
     return power(matrix, q, error, basis=gram_schmidt)
 
 
-def by_the_inverse_root(matrix, q, error):
-    """P (P^T P)^(-1/2), which does not exist for dependent columns."""
-
-    def basis(p):
-        values, vectors = torch.linalg.eigh(p.T @ p)
-        return p @ vectors @ torch.diag(values**-0.5)
-
-    return power(matrix, q, error, basis=basis)
-
-
 def each_column_alone(matrix, q, error):
     def by_column(tensor):
         return torch.stack([summed(column) for column in tensor.T], 1)
@@ -258,7 +248,6 @@ WRONG = {
     a_random_q: {"warm": "is not that of this step"},
     q_of_this_rank: {"warm": "is not that of this step"},
     by_gram_schmidt: {"dependent": "torch.linalg.qr"},
-    by_the_inverse_root: {"dependent": "torch.linalg.qr"},
     each_column_alone: {"all_reduces": "Two all-reduces are enough"},
     gathers_every_p: {"all_reduces": "all_gather"},
     the_matrix_too: {"all_reduces": "Two all-reduces are enough"},

@@ -233,3 +233,18 @@ WRONG = {
     asked_for_too_late: {"ahead": "nothing of the next batch during step 0"},
     all_batches_at_first: {"ahead": "batches ahead of the step"},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_LINE = "this line belongs to the faults, too"
+_DIAGNOSIS = "diagnosis_feed = {'number': 2, 'line': 9} -> diagnosis_feed = {'number': 2, 'line': "
+
+EQUIVALENT = {
+    f"{_DIAGNOSIS}10}}": _LINE,
+    f"{_DIAGNOSIS}8}}": _LINE,
+    "pool, ahead = (ThreadPoolExecutor(workers), ThreadPoolExecutor(1)) -> "
+    "pool, ahead = (ThreadPoolExecutor(workers), ThreadPoolExecutor(2))": (
+        "only one batch is loaded at a time"
+    ),
+}

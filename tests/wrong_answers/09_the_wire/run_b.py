@@ -284,3 +284,36 @@ WRONG = {
     finished_code: {"two": "does the work for you"},
     losses_of_the_mean: {"two": "returns the losses"},
 }
+
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_ORDER = "neither needs the other"
+_EMPTY = "tensors without contents, in a list of the same length"
+
+EQUIVALENT = {
+    "optimizer.zero_grad(); loss = F.cross_entropy(model(inputs), targets) -> "
+    "loss = F.cross_entropy(model(inputs), targets); optimizer.zero_grad()": _ORDER,
+    "optimizer.zero_grad() -> optimizer.zero_grad(); optimizer.zero_grad()": (
+        "cleared once more, with the same outcome"
+    ),
+    "values = whole[places]; error.copy_(whole.view_as(error)) -> "
+    "error.copy_(whole.view_as(error)); values = whole[places]": _ORDER,
+    "... [torch.empty_like(places) for _ in range(ranks)] -> "
+    "... [torch.empty_like(places) for _ in reversed(range(ranks))]": _EMPTY,
+    "... [torch.empty_like(values) for _ in range(ranks)] -> "
+    "... [torch.empty_like(values) for _ in reversed(range(ranks))]": _EMPTY,
+    "all_values = [torch.empty_like(values) for _ in range(ranks)]; "
+    "dist.all_gather(all_places, places) -> dist.all_gather(all_places, places); "
+    "all_values = [torch.empty_like(values) for _ in range(ranks)]": _ORDER,
+    "dist.all_gather(all_places, places); dist.all_gather(all_values, values) -> "
+    "dist.all_gather(all_values, values); dist.all_gather(all_places, places)": _ORDER,
+    "dist.all_gather(all_values, values); total = torch.zeros_like(whole) -> "
+    "total = torch.zeros_like(whole); dist.all_gather(all_values, values)": _ORDER,
+    "total.index_add_(0, torch.cat(all_places), torch.cat(all_values)) -> "
+    "total.index_add_(-1, torch.cat(all_places), torch.cat(all_values))": "there is only one dim",
+    "optimizer.step(); losses.append(loss.item()) -> "
+    "losses.append(loss.item()); optimizer.step()": _ORDER,
+    "losses.append(loss.item()) -> losses.append(loss.item()); "
+    "for inputs, targets in batches:; ...": "batches can be gone through once",
+}

@@ -304,3 +304,24 @@ WRONG = {
     zeros_travel_too: {"bytes": "all_reduce takes whole tensors"},
     values_in_float64: {"bytes": "4 bytes each"},
 }
+
+ORDER = "nothing depends on this order"
+EMPTY = "empty tensors, all alike"
+EQUIVALENT = {
+    "... dtype=torch.int32) for _ in range(ranks)] -> "
+    "... dtype=torch.int32) for _ in reversed(range(ranks))]": EMPTY,
+    "all_values = [torch.empty(k) for _ in range(ranks)] -> "
+    "all_values = [torch.empty(k) for _ in reversed(range(ranks))]": EMPTY,
+    "all_values = [torch.empty(k) for _ in range(ranks)]; "
+    "dist.all_gather(all_places, places.int()) -> "
+    "dist.all_gather(all_places, places.int()); "
+    "all_values = [torch.empty(k) for _ in range(ranks)]": ORDER,
+    "dist.all_gather(all_places, places.int()); dist.all_gather(all_values, flat[places]) -> "
+    "dist.all_gather(all_values, flat[places]); dist.all_gather(all_places, places.int())": ORDER,
+    "dist.all_gather(all_values, flat[places]); total = torch.zeros_like(flat) -> "
+    "total = torch.zeros_like(flat); dist.all_gather(all_values, flat[places])": ORDER,
+    "for where, values in zip(all_places, all_values):; total.index_add_(0, where, values); "
+    "flat[places] = 0 -> flat[places] = 0; "
+    "for where, values in zip(all_places, all_values):; total.index_add_(0, where, values)": ORDER,
+    "total.index_add_(0, where, values) -> total.index_add_(-1, where, values)": "a vector",
+}

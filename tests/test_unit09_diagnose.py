@@ -1,0 +1,102 @@
+"""Level III of unit 09: jobs that are three times as fast, and programs with two faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from dtlab.grading import find_part
+from dtlab.units.unit09 import runs_scripts
+from dtlab.units.unit09.run_a import Machine
+from dtlab.units.unit09.run_b import Sparse
+from dtlab.units.unit09.three_times_job import GOAL, Setting, _draw, first_lever
+from tests.staying import on_ranks
+from tests.wrong_answers import answers_of
+
+
+def answers_to(name: str) -> dict[str, Any]:
+    """The names in the known answers to a part of unit 09."""
+    known = answers_of(find_part(f"09/{name}"))
+    assert known is not None
+    return known.right[0].__globals__
+
+
+# 09/three_times_job ------------------------------------------------------------------------------
+
+
+def test_jobs_are_three_times_as_fast_as_one_rank_and_differ_in_their_first_lever() -> None:
+    first: Counter[str] = Counter()
+    for seed in range(60):
+        setting = Setting(**_draw(Random(seed)))
+        assert 2.7 < setting.speedup(setting.first) < 3.3
+        first[first_lever(setting)] += 1
+    assert set(first) == {"samples", "hierarchical", "prefetch"}
+    assert min(first.values()) > 8
+
+
+def test_known_answers_are_computed_without_the_library() -> None:
+    known = answers_to("three_times_job")
+    for seed in range(20):
+        given = _draw(Random(seed))
+        setting = Setting(**given)
+        levers = setting.first
+        for name, value in known["values"](given, levers).items():
+            pulled = type(levers)(**{**vars(levers), name: value})
+            by_hand = 8 * known["by_hand"](given, pulled) / known["one_rank"](given)
+            assert by_hand == pytest.approx(setting.speedup(pulled), rel=1e-6)
+        assert len(known["found"](given, goal=GOAL)["levers"]) >= 3
+
+
+# 09/run_a and 09/run_b: each fault alone does little ---------------------------------------------
+
+
+def notes_of(program: Any) -> dict[str, Any]:
+    machine = Machine(4, 4, 2)
+    program(machine.read, machine.step, 4, 4, 2)
+    return machine.notes
+
+
+@pytest.mark.slow
+def test_the_input_is_read_by_all_ranks_and_one_by_one_until_both_faults_are_mended() -> None:
+    known = answers_to("run_a")
+    fed, one_worker, everything = (known[n] for n in ("fed", "one_worker", "everything"))
+    keep = known["of_this_rank"]
+    programs = {
+        (32, 1): runs_scripts.feed,
+        (16, 1): partial(fed, reads=one_worker),
+        (32, 2): partial(fed, numbers=everything, keep=keep),
+        (16, 2): fed,
+    }
+    for (reads, most), program in programs.items():
+        for notes in on_ranks(notes_of, program, world_size=2).values:
+            assert (len(notes["reads"]), notes["most"]) == (reads, most)
+
+
+def last_loss(program: Any, case: Sparse) -> float:
+    result = case.on_rank(program, case.given(dist.get_rank(), dist.get_world_size()))
+    return float(result["losses"][-1])
+
+
+@pytest.mark.slow
+def test_a_run_learns_well_only_if_both_lines_are_mended() -> None:
+    known = answers_to("run_b")
+    case = Sparse(0, (12, 8), 6, 60, steady=True)
+    learned = known["learned"]
+    programs = {
+        "broken": runs_scripts.learn,
+        "places": partial(learned, keep=known["the_gradient"]),
+        "error": partial(learned, choose=known["largest_gradients"]),
+        "both": learned,
+    }
+    loss = {
+        name: on_ranks(last_loss, program, case, world_size=2).values[0]
+        for name, program in programs.items()
+    }
+    losses, _ = case.one_process(2)
+    assert loss["both"] == pytest.approx(losses[0][-1], rel=1e-3)
+    assert min(loss["broken"], loss["places"], loss["error"]) > 1.25 * loss["both"]
