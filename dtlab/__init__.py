@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from dtlab.ranks.session import session as session
     from dtlab.show.guess import calibration as calibration
     from dtlab.show.guess import guess as guess
+    from dtlab.show.repeats import repeats as repeats
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
     from dtlab.trace import span as span
     from dtlab.training.live import held_bytes as held_bytes
-    from dtlab.training.repeats import repeats as repeats
 
 _MODULE_OF = {  # public name -> the module that defines it; None if the name is a module
     "Cluster": "predict",
@@ -74,7 +74,7 @@ _MODULE_OF = {  # public name -> the module that defines it; None if the name is
     "predict": None,
     "progress": "grading.progress",
     "rank_generator": "ranks.launch.launcher",
-    "repeats": "training.repeats",
+    "repeats": "show.repeats",
     "schedules": None,
     "session": "ranks.session",
     "show": None,

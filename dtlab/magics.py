@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 from argparse import ArgumentParser
 from typing import Any, NoReturn
@@ -19,11 +20,13 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from dtlab.errors import LaunchError
+from dtlab.errors import LaunchError, RankError
 from dtlab.ranks import session as sessions
 from dtlab.ranks.session import Session
 
 __all__ = ["RanksMagics", "load"]
+
+_UNDEFINED = re.compile(r"NameError: name '(\w+)' is not defined")
 
 
 def load(shell: Any) -> None:
@@ -59,7 +62,17 @@ class RanksMagics(Magics):  # type: ignore[misc]
         name = self._named(source)
         session = sessions.current() or self._new()
         chosen = _numbers(options.ranks) if options.ranks else None
-        session.cell(source, ranks=chosen, timeout=options.timeout, name=name)
+        try:
+            session.cell(source, ranks=chosen, timeout=options.timeout, name=name)
+        except RankError as error:
+            matches = map(_UNDEFINED.match, [f.message for f in error.failures.values()])
+            here = sorted({match[1] for match in matches if match} & self.shell.user_ns.keys())
+            if here:
+                error.args = (
+                    f"{error}\n  The notebook defines {', '.join(here)}, but a session's ranks "
+                    "have variables of their own. Write\n  %%ranks above that cell too.",
+                )
+            raise
         return None
 
     def _named(self, source: str) -> str:

@@ -283,6 +283,18 @@ def a_listener_that_gets_nothing() -> None:
 
 
 @correct(2)
+def asked_before_the_wait() -> None:
+    x = torch.zeros(10)
+    sending = dist.isend(torch.ones(10), 1 - me())
+    work = dist.irecv(x, 1 - me())
+    for _ in range(3):
+        work.is_completed()
+    work.wait()
+    sending.wait()
+    assert x.sum().item() == 10
+
+
+@correct(2)
 def a_thread_waits() -> None:
     x = torch.zeros(10)
     work = dist.irecv(x, 1 - me())
@@ -559,7 +571,7 @@ def a_receive_that_is_never_waited_for() -> None:
         assert x.tolist()  # touched
 
 
-@faulty(2, "rank 1 never waited for irecv(src=0)")
+@faulty(2, "rank 1 never waited for irecv(src=0). The function may return before the message")
 def a_receive_that_is_returned() -> torch.Tensor:
     x = torch.ones(10)
     if me() == 0:

@@ -196,6 +196,41 @@ def test_the_input_of_a_reduce_scatter_is_too_short(capsys: pytest.CaptureFixtur
     assert "ProcessGroupGloo" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("outputs", ["list", "list of equal sizes", "tensor"])
+def test_an_all_gather_of_shards_of_different_sizes(outputs: str) -> None:
+    def gather() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        shard = torch.ones(3 if rank == ranks - 1 else 4)
+        if outputs == "tensor":
+            dist.all_gather_single(torch.empty(4 * ranks), shard)
+        elif outputs == "list":
+            dist.all_gather([torch.empty(4), torch.empty(4), torch.empty(3)], shard)
+        else:
+            dist.all_gather([torch.empty(4) for _ in range(ranks)], shard)
+
+    message = message_of(gather)
+    start = "MismatchError: ranks 0 and 1 called all_gather(float32[4]) but rank 2 called all_ga"
+    assert message.startswith(start)
+    assert message.index("rank 0 ") < message.index("rank 1 ") < message.index("rank 2 test")
+    assert "pad them to the largest, and cut the results" in message
+    assert "Gloo" not in message
+
+
+def test_gloos_own_sentences_about_arguments_are_plain() -> None:
+    def short_list() -> None:
+        dist.all_gather([torch.empty(2)], torch.ones(2))
+
+    def other_shape() -> None:
+        dist.all_gather([torch.empty(2) for _ in range(3)], torch.ones(5))
+
+    def other_count() -> None:
+        dist.all_to_all_single(torch.empty(6), torch.ones(9))
+
+    assert "all_gather needs a list of 3 output tensors, one for each" in message_of(short_list)
+    assert "must have the same shape, (5) here, but number 0 of the" in message_of(other_shape)
+    assert "the input and the output of all_to_all_single must have" in message_of(other_count)
+
+
 # Waiting ---------------------------------------------------------------------------------------
 
 
@@ -222,8 +257,66 @@ def test_polling_for_a_message_that_no_rank_sends() -> None:
                 time.sleep(0.001)
 
     message = message_of(poll, timeout=1)
-    assert "Rank 0 has posted recv(src=1), but no rank sends this message: rank 1 re" in message
+    assert "polls recv(src=1) with is_completed(), but rank 1 returned and did not send" in message
     assert "work = dist.irecv(" in message
+
+
+@pytest.mark.parametrize("spin", [0, 0.001])
+def test_polling_for_a_message_whose_sender_polls_too(spin: float) -> None:
+    def poll() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        work = dist.irecv(torch.ones(4), src=(rank - 1) % ranks)
+        while not work.is_completed():
+            time.sleep(spin)
+        dist.send(torch.ones(4), dst=(rank + 1) % ranks)
+
+    message = message_of(poll, timeout=1)
+    assert message.count("was still running") == 3
+    assert "Rank 0 polls recv(src=2) with is_completed(), but rank 2 does not send" in message
+    assert "rank 2 polls recv(src=1). Every rank receives before it sends" in message
+    assert "Call wait() instead of polling" in message
+
+
+def test_polling_for_a_message_whose_sender_is_in_a_collective() -> None:
+    def poll() -> None:
+        if dist.get_rank() == 0:
+            work = dist.irecv(torch.ones(4), src=1)
+            while not work.is_completed():
+                pass
+        dist.barrier()
+
+    message = message_of(poll, world_size=2, timeout=1)
+    assert "but rank 1 does not send it: rank 1 waits in barrier()." in message
+
+
+def test_polling_for_a_message_that_has_come_but_completes_only_in_wait() -> None:
+    def poll() -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        sending = dist.isend(torch.ones(4), dst=(rank + 1) % ranks)
+        receiving = dist.irecv(torch.ones(4), src=(rank - 1) % ranks)
+        while not receiving.is_completed():
+            pass
+        sending.wait()
+
+    message = message_of(poll, timeout=1)
+    assert "Both ranks have posted this message, but with gloo is_completed() of a" in message
+    assert "need more time" not in message
+
+
+def test_a_rank_that_has_waited_for_what_it_polled_computes() -> None:
+    def poll() -> None:
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        while not work.is_completed():
+            pass
+        if dist.get_rank() == 0:
+            work = dist.irecv(torch.ones(4), src=1)
+            assert not work.is_completed()
+            work.wait()
+            time.sleep(60)
+        dist.send(torch.ones(4), dst=0)
+
+    message = message_of(poll, world_size=2, timeout=1)
+    assert "polls" not in message
 
 
 @pytest.mark.parametrize("collective", [True, False])

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlab.predict.decision import TREE, Leaf
 from dtlab.predict.strategy import choose
+from dtlab.predict.strategy.decision import TREE, Leaf
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.lines import scaling_chart
 from dtlab.show.figures.strategy import decision_tree

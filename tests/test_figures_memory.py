@@ -68,7 +68,7 @@ def test_it_says_whether_it_fits_and_on_how_many_gpus(
         else:
             assert words.split(": ")[1].startswith(f"{fewest} GPU")
             assert words.startswith("fits") == (total <= 80e9)
-    assert (f"Stage {stage}:" in figure.alt_text) and (f"stage {stage}: " in figure.alt_text)
+    assert (f"ZeRO stage {stage}:" in figure.alt_text) and (f"stage {stage}: " in figure.alt_text)
     assert len(widths(figure, "activations")) == (4 if activations else 0)
     assert len(widths(figure, "gathered block")) == (1 if gathered else 0)
 

@@ -75,11 +75,28 @@ def test_all_panels_have_one_axis_and_each_its_words() -> None:
 @pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h2(3, 6), interleaved(2, 4, 2)])
 def test_beside_a_lane_stands_what_the_rank_holds(schedule: Any) -> None:
     chunks = 1 + max(action.stage for row in schedule for action in row) // len(schedule)
-    unit = f"/{chunks}" if chunks > 1 else ""
     found = [each for each in texts(pipeline({"a": simulate(schedule, COSTS)})) if "holds" in each]
-    assert found == [f"holds {most}{unit}" for most in peak_in_flight(schedule)]
+    assert found == [f"holds {most / chunks:g}" for most in peak_in_flight(schedule)]
     figure = pipeline({"a": simulate(schedule, COSTS)})
     assert len(drawn(figure, "later stage")) == 2 * (chunks - 1)
+
+
+@pytest.mark.parametrize("microbatches", [2, 8, 32])
+def test_outlines_and_lines_leave_most_of_a_box_to_its_colour(microbatches: int) -> None:
+    figure = predicted_pipeline("interleaved (4 chunks)", 8, microbatches)
+    end, width = figure.axes[0].get_xlim()[1], figure.axes[0].get_window_extent().width
+    for kind in ("forward", "backward"):
+        (found,) = drawn(figure, f"interleaved (4 chunks) {kind}")
+        points = 72 / figure.dpi * width * (found.get_paths()[0].get_extents().width / end)
+        assert found.get_linewidth()[0] <= 0.1 * points
+    on_lines = sum(len(each.get_paths()) for each in drawn(figure, "later stage"))
+    assert on_lines == 8 * 3 * 2 * microbatches  # ranks, later chunks, F and B: one line for each
+
+
+@pytest.mark.parametrize("name", ["interleaved", "interleaved, 2 chunks"])
+def test_a_schedule_is_found_by_its_first_words(name: str) -> None:
+    assert predicted_pipeline(name, 2, 2).alt_text.startswith("interleaved (2 chunks): 2 ranks")
+    assert explore_pipeline(name, 2, 2).figure.alt_text.startswith("interleaved (2 chunks)")
 
 
 def test_colours_are_those_of_the_course() -> None:
@@ -103,7 +120,7 @@ def test_kinds_of_actions_have_colours_of_their_own(vision: str) -> None:
 
 @pytest.mark.parametrize("communication", [0.0, 0.1, 0.2, 0.3, 0.5, 1.0])
 def test_a_number_is_left_out_for_lack_of_room_never_for_its_digits(communication: float) -> None:
-    figure = predicted_pipeline("interleaved, 2 chunks", 8, 8, 2.0, communication)
+    figure = predicted_pipeline("interleaved (2 chunks)", 8, 8, 2.0, communication)
     glyphs = sum(
         len(list(patch.get_path().to_polygons(closed_only=True)))
         for patch in figure.axes[0].patches if patch.get_gid() == "numbers"
@@ -164,8 +181,8 @@ def test_two_schedules_are_drawn_below_each_other() -> None:
 SOME: dict[str, Callable[[], Figure]] = {
     "as it is": predicted_pipeline,
     "one rank": lambda: predicted_pipeline("naive", 1, 1),
-    "many": lambda: predicted_pipeline("ZB-H2", 8, 32, 1.5, 0.5, "interleaved, 4 chunks"),
-    "all letters": lambda: predicted_pipeline("interleaved, 2 chunks", 4, 8, beside="ZB-H1"),
+    "many": lambda: predicted_pipeline("ZB-H2", 8, 32, 1.5, 0.5, "interleaved (4 chunks)"),
+    "all letters": lambda: predicted_pipeline("interleaved (2 chunks)", 4, 8, beside="ZB-H1"),
 }
 
 

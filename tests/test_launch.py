@@ -432,6 +432,16 @@ def test_something_that_cannot_be_sent_is_named() -> None:
         dtlab.launch(uses_lock)
 
 
+def test_a_class_that_torch_renamed_can_be_sent() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def attend() -> object:
+        with sdpa_kernel(SDPBackend.MATH):
+            return SDPBackend, SDPBackend.MATH
+
+    assert dtlab.launch(attend).values == [(SDPBackend, SDPBackend.MATH)] * 2
+
+
 def test_launch_inside_a_rank_is_refused() -> None:
     def nested() -> None:
         dtlab.launch(lambda: None)
@@ -603,3 +613,57 @@ def test_a_forked_worker_that_communicates_is_told_at_once() -> None:
         "ranks 0 and 1 raised RuntimeError in DataLoader worker process 0: all_reduce was called"
     )
     assert place.endswith("dist.all_reduce(tensor)") and len(lines) <= 4
+
+
+def test_an_error_in_a_callback_has_its_line_and_no_frames_in_its_text() -> None:
+    def callback(future: torch.futures.Future[Any]) -> torch.Tensor:
+        return future.value()[0] + torch.ones(2)
+
+    def reduced() -> None:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        work.get_future().then(callback).then(lambda future: future.value()).wait()
+
+    def hooked() -> None:
+        module = nn.parallel.DistributedDataParallel(nn.Linear(1, 2))
+        module.register_comm_hook(  # type: ignore[no-untyped-call]
+            None,
+            lambda _, bucket: (
+                dist.all_reduce(bucket.buffer()[:3], async_op=True).get_future().then(callback)
+            ),
+        )
+        module(torch.ones(1, 1)).sum().backward()
+
+    for function in (reduced, hooked):
+        with pytest.raises(dtlab.RankError) as caught:
+            dtlab.launch(function)
+        first, *lines, place = str(caught.value).splitlines()
+        assert first.startswith("ranks 0 and 1 raised RuntimeError: The size of tensor a (3)")
+        assert place.endswith("return future.value()[0] + torch.ones(2)") and len(lines) <= 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.cuda.set_device(0),
+        lambda: torch.ones(1, device="cuda"),
+        lambda: nn.Linear(1, 1).to(0),
+        lambda: torch.cuda.Event(enable_timing=True).record(),
+        lambda: dist.init_device_mesh("cuda", (2,)),
+    ],
+)
+def test_without_a_gpu_an_error_says_to_use_the_cpu(use: Any) -> None:
+    with pytest.raises(dtlab.RankError, match=r"PyTorch finds no GPU here\. Write \"cpu\""):
+        dtlab.launch(use)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_an_error_of_fsdp_names_the_argument_for_the_cpu() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    def wrap(**arguments: Any) -> None:
+        FullyShardedDataParallel(nn.Linear(1, 1), **arguments)
+
+    with pytest.raises(dtlab.RankError, match=r'Pass\s+device_id=torch\.device\("cpu"\)'):
+        dtlab.launch(wrap)
+    dtlab.launch(lambda: wrap(device_id=torch.device("cpu")))

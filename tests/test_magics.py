@@ -50,7 +50,7 @@ def test_what_names_no_ranks_is_refused(text: str) -> None:
 
 @pytest.mark.slow
 def test_cells_and_lines_in_ipython() -> None:
-    nothing, first, some, wrong, other, restarted, lost = said(
+    nothing, first, some, wrong, other, restarted, lost, _, elsewhere = said(
         "%ranks",
         "%%ranks\nimport torch.distributed as dist\nx = dist.get_rank() + 1\nx",
         "%%ranks 1 --timeout 20\nx += 1; x",
@@ -58,6 +58,8 @@ def test_cells_and_lines_in_ipython() -> None:
         "%ranks open 3",
         "%ranks restart",
         "%%ranks\nx",
+        "def x(): pass",
+        "%%ranks\nx()",
     )
     assert "No session is open. `%ranks open 4` opens one" in nothing
     assert "session of 2 ranks on gloo, opened in" in first
@@ -68,6 +70,8 @@ def test_cells_and_lines_in_ipython() -> None:
     assert "session of 3 ranks on gloo, opened in" in other
     assert "session of 3 ranks on gloo, opened in" in restarted
     assert "ranks 0 to 2 raised NameError: name 'x' is not defined" in lost
+    assert "The notebook defines" not in lost
+    assert "The notebook defines x, but a session's ranks have variables of their own" in elsewhere
 
 
 @pytest.mark.proof

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -10,7 +12,6 @@ from nbclient import NotebookClient
 
 import dtlab
 from dtlab.ranks import notices, system
-from dtlab.ranks.launch.client import FIRST_LAUNCH
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,28 @@ def test_a_launch_that_prints_is_not_announced(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_notice_in_a_notebook_is_updated_and_then_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published: list[tuple[dict[str, str], bool, object]] = []
+
+    class Shell:
+        class display_pub:
+            @staticmethod
+            def publish(data: dict[str, str], *, transient: object, update: bool) -> None:
+                published.append((data, update, transient))
+
+    monkeypatch.setattr(notices, "in_a_kernel", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=Shell))
+    with notices.notice("training"):
+        for _ in range(4):
+            time.sleep(0.06)
+            notices.tick()
+    (first, created, display), *_, (last, updated, same) = published
+    assert first["text/plain"].startswith("training, ")
+    assert (last["text/plain"], created, updated, same) == ("", False, True, display)
+
+
 CELLS = [
     "import time, dtlab\nfrom dtlab.ranks.launch.client import SERVER\nSERVER._process.poll()\n"
     "from dtlab.ranks import notices\nnotices.SILENCE = 0.1",
@@ -69,15 +92,14 @@ CELLS = [
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_in_a_notebook() -> None:
-    """A notice is one output, updated; a widget is kept as text or a figure beside it."""
+    """A notice is one output, empty in the end; a widget is kept as text or a figure beside it."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
     outputs = [cell.outputs for cell in notebook.cells]  # in the first the server runs already
     server, *_ = outputs[1]
-    assert server.data["text/plain"].startswith(f"{FIRST_LAUNCH}: ")
+    assert server.data == {"text/plain": ""}
     training, running, _ = outputs[2]
-    assert training.data["text/plain"].startswith("training: ")  # and its seconds, at the end
-    assert running.data["text/plain"].startswith("2 ranks running: ")
+    assert training.data == running.data == {"text/plain": ""}
     kept, form = outputs[3]
     assert "Your guess: 12 MB." in kept.data["text/html"]  # what it held last
     assert "application/vnd.jupyter.widget-view+json" in form.data

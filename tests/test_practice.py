@@ -62,6 +62,19 @@ def test_what_raises_something_else_is_no_blank() -> None:
     assert "ZeroDivisionError" in criterion.message
 
 
+@pytest.mark.slow
+def test_the_result_of_each_rank_is_shown_and_bounded() -> None:
+    def numbers(size: int) -> list[int]:
+        return [dist.get_rank()] * size
+
+    (criterion,) = practice(numbers, 100, returns=[[0] * 100, [2] * 100, [2] * 100]).criteria
+    wrong, *others = criterion.message.splitlines()
+    ones, twos = (f"[{', '.join([number] * 12)}, ...]" for number in "12")
+    assert wrong.endswith(f"rank 1 returns {ones} and should return {twos}.")
+    assert [line[:14] for line in others] == ["rank 0 returns", "rank 2 returns"]
+    assert others[1].endswith(f"{twos}, as it should.")
+
+
 # What ranks print -------------------------------------------------------------------------------
 
 
@@ -141,7 +154,8 @@ def test_a_case_that_hangs_is_run_again(capsys: pytest.CaptureFixture[str]) -> N
     (call,) = calls_in(report)  # criteria that are blocked have no case
     assert html.escape(call) in report._repr_html_()
     out = shown_by(call, receives_first, capsys)
-    assert out.startswith("Case 1 of 17 of 01/ring_all_reduce: 4 ranks, 1048576 elements. Here ra")
+    assert out.startswith("Case 1 of 17 of 01/ring_all_reduce: 4 ranks, 1,048,576 elements. Here ra")
+    assert "So in 303 the values of rank 1 are missing, and 363 has them twice." in out
     assert "rank 2: I hold [100.0, 200.0, 300.0]" in out
     assert "What each rank waits for: rank 0 waits in recv for rank 1; rank 1" in out
     assert "Post the send first" in out
@@ -196,6 +210,32 @@ def test_a_case_in_groups_shows_the_hint_of_the_report_and_names_group_ranks(
     assert "rank 0 (group rank 0): elements 0 to 6 hold the values of ranks 0 to 4, not" in out
     assert "Pass group to every call of torch.distributed" in out
     assert "global ranks: in the group of ranks 0, 2 and 3, rank 3 is group rank 2." in out
+
+
+def one_round_more(output: torch.Tensor, input: torch.Tensor, group: Any = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size if size > 1 else 0):
+        sending = dist.isend(passing, (rank + 1) % size)
+        arriving = torch.empty_like(passing)
+        dist.recv(arriving, (rank - 1) % size)
+        sending.wait()
+        passing = arriving + chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+@pytest.mark.slow
+def test_a_wrong_case_also_shows_why_the_other_criteria_are_lost(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dtlab.practice("01/reduce_scatter", one_round_more, case=1)
+    out = capsys.readouterr().out
+    assert "rank 0: output[0:5] holds 4448, 5560, 6672, 7784, 1112; wanted are 1111, 2222, " in out
+    assert "rank 3: output[0:5] holds 6333," in out
+    assert out.count("rank 0: this is chunk 3 of the sum, with the chunk of rank 0 twice") == 1
+    assert out.count("each rank sent 4.2 MB; a ring needs") == 1
+    assert out.count("4 rounds on 4 ranks; a ring needs N-1 = 3.") == 1
 
 
 def blank(tensor: torch.Tensor, group: Any = None) -> None:
@@ -309,7 +349,7 @@ def test_chunks_of_other_lengths_are_named() -> None:
     one = Observation(Trial(2, cases), error=error, printed=[f"{BEGIN}0\n{BEGIN}1\n"] * 2)
     (mistake,) = one.mistakes
     assert mistake.startswith("2 ranks, 7 elements: the calls of the ranks do not match.\nrank 1")
-    assert "7 elements do not divide by 2: with tensor_split, chunk 0 has 4 elements, a" in mistake
+    assert "cannot be divided by 2: with tensor_split, chunk 0 has 4 elements, a" in mistake
     assert "chunk 1 has 3. Give each receive buffer the length" in mistake
     few = AllReduce(0, 2).advice("5 ranks, 2 elements: a (0) must match the size of tensor b (1)")
     assert "chunks 0 and 1 have 1 element, and chunks 2 to 4 have none." in few

@@ -140,6 +140,13 @@ def test_a_long_grid_is_cut_near_what_is_marked() -> None:
     assert max(map(len, str(made).splitlines())) < 400
 
 
+@pytest.mark.parametrize("marked", [[], [(0, 150)], [(1, 0), (0, 399)]])
+def test_a_grid_is_no_wider_than_asked(marked: list[tuple[int, int]]) -> None:
+    lines = grid(gpipe(2, 200), marked=marked, width=60).splitlines()
+    assert 50 < max(map(len, lines)) <= 60
+    assert not marked or "[" in "".join(lines)
+
+
 def test_schedules_need_neither_torch_nor_numpy() -> None:
     program = (
         "import sys; from dtlab import schedules as s; s.validate(s.zb_h2(4, 8)); "

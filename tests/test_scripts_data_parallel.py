@@ -258,9 +258,9 @@ NO_TRACE = Observation(Trial(2, []))
         ([[[0, 1], [0, 1]], [[2], [2]]], "1 of 4 samples are in no rank's"),
         ([[[0, 1], [0, 1]], [[2, 3], [2, 3]]], "in the order of epoch 0"),
         ([[[0, 1], [1, 0]], [[2, 3], [3, 2]]], "only their order is new"),
-        ([[[0, 1, 2], [0, 1, 3]], [[1, 2, 3], [1, 2, 0]]], "2 samples are taken more than once"),
+        ([[[0, 1, 2], [0, 1, 3]], [[1, 2, 3], [1, 2, 0]]], "takes 2 samples more than once"),
         ([[[0, 1], [2, 3]], [[2, -1], [0, 1]]], "images that are not in the data"),
-        ([[[0, 1], [2, 3]], [[2, 3]]], "rank 1 makes 1 forward passes in 2 epochs"),
+        ([[[0, 1], [2, 3]], [[2, 3]]], "rank 1 makes 1 forward pass in 2 epochs"),
         ([[[0, 1], [2, 3]], []], "rank 1 makes 0 forward passes"),
     ],
 )

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlab.predict.decision import FACTS, ROOT, TREE, Leaf, Question, tree_words, walk
 from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
 from dtlab.predict.strategy import Choice, choose
+from dtlab.predict.strategy.decision import FACTS, ROOT, TREE, Leaf, Question, tree_words, walk
 
 GB = 1e9
 LEAVES = {name: node for name, node in TREE.items() if isinstance(node, Leaf)}

@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam
 
 from dtlab.grading import find_part
 from dtlab.grading.questions.answers import Questions
-from dtlab.predict.decision import TREE, Question
+from dtlab.predict.strategy.decision import TREE, Question
 from dtlab.training.live import held_bytes
 from dtlab.training.saved import saved_bytes
 from dtlab.units.unit00.memory_moments import MOMENTS, moments

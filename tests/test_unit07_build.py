@@ -17,7 +17,15 @@ from dtlab.units.unit07 import gpipe as all_forward_first
 from dtlab.units.unit07 import one_f_one_b as in_turns
 from dtlab.units.unit07.balance_stages import PART as BALANCE_STAGES
 from dtlab.units.unit07.balance_stages import Balancing
-from dtlab.units.unit07.judging import Carried, Planned, loss_of, one_process, stage_net, written
+from dtlab.units.unit07.judging import (
+    Carried,
+    Planned,
+    loss_of,
+    one_process,
+    slow,
+    stage_net,
+    written,
+)
 from dtlab.units.unit07.peak_in_flight import any_schedule
 from dtlab.units.unit07.run import PART as RUN
 from dtlab.units.unit07.run import Running, shuffled
@@ -77,6 +85,16 @@ def test_what_one_schedule_lacks_of_the_other(stages: int) -> None:
     ]  # fmt: skip
     assert lost == [(set(), {"memory"}), ({"order"}, set()), ({"order", "time"}, {"time"})]
     assert names_of(in_turns._more, zb_h1(stages, count), stages, count) == {"complete"}
+
+
+def test_a_report_shows_the_grid_around_the_first_late_action() -> None:
+    late = one_f_one_b(4, 20)
+    late[0].insert(20, late[0].pop(19))  # 0B8 before 0F11
+    ((name, words),) = slow(late, one_f_one_b(4, 20))
+    assert name == "time" and "The first action that comes late is 0B8" in words
+    shown = words.splitlines()[1:]
+    assert "[0B8]" in shown[1] and shown[-1].startswith("(slots ")
+    assert max(map(len, shown)) <= 66
 
 
 def test_a_schedule_may_be_written_in_any_way_that_the_library_reads() -> None:

@@ -112,7 +112,7 @@ def test_other_seeds_ask_about_other_settings() -> None:
     ("found", "why"),
     [
         (None, "no schedule"),
-        ([["0F0"]], "1 rows"),
+        ([["0F0"]], "1 row, but"),
         ([["0F0", "0B0"], ["1B0", "1F0"]], "order"),
         (one_f_one_b(2, 3), "cannot be divided evenly"),
         ([["0F0", "1F0", "1B0", "0B0"], ["2F0", "2B0"]], "the same number of stages"),

@@ -158,6 +158,14 @@ def test_interleaved_is_pytorchs(ranks: int, count: int) -> None:
         assert [str(one) for one in theirs[rank] if one is not None] == order
 
 
+@pytest.mark.parametrize(("name", "forwards"), [("zb_h1", "p"), ("zb_h2", "2p - 1")])
+def test_what_a_hint_says_of_rank_0_is_in_each_grid(name: str, forwards: str) -> None:
+    for ranks, count in grids._SIZES[name]:
+        (row, *_) = laid_out(name, ranks, count)
+        first = next(number for number, cell in enumerate(filter(None, row)) if "I" in cell)
+        assert first == {"p": ranks, "2p - 1": 2 * ranks - 1}[forwards], (ranks, count)
+
+
 def test_the_grid_that_is_drawn_is_the_grid() -> None:
     picture = [
         line.split()

@@ -23,6 +23,7 @@ from dtlab.grading.notebooks import normalise_all
 from dtlab.grading.parts import unit_packages
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.workbook import MAKE_A_COPY, start
+from tests.wrong_answers import ONE_OF_MANY
 
 ROOT = Path(__file__).parent.parent
 UNITS = Course(ROOT).units()
@@ -267,11 +268,21 @@ def test_a_part_says_its_points_minutes_and_what_counts(part: Part) -> None:
     place = ids.index(part.answer_id)
     texts = [cell.source for cell in cells[:place] if cell.cell_type == "markdown"]
     line = f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
-    heading = next((n for n, text in enumerate(texts) if line in text), None)
+    heading = max((n for n, text in enumerate(texts) if line in text), default=None)
     assert heading is not None, f"no text above {part.answer_id!r} says: {line}"
     about = "\n".join(texts[heading:])
+    titles = re.findall(r"^## Part [^:]+: (.+)$", about, re.MULTILINE)
+    assert [title.casefold() for title in titles] == [part.title.casefold()], part.name
     assert "What counts" in about
     assert "<details>" in about, "no hint unfolds"
+
+
+@part_by_name
+def test_a_case_is_named_with_one_or_many(part: Part) -> None:
+    check = getattr(part.check, "check", part.check)  # of the mended program
+    for trial in check.trials(0) if hasattr(check, "trials") else ():
+        for number in range(len(trial.cases)):
+            assert not ONE_OF_MANY.search(trial.words(number))
 
 
 @pytest.mark.parametrize(

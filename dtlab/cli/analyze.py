@@ -46,10 +46,11 @@ def _analyze(options: argparse.Namespace) -> None:
     with _patience(reading), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the diagnosis says which ranks are missing
         trace = Trace.from_chrome(files)
-    if not len(trace.events):
-        raise DtlabError(f"{files[0]} has no events.")
     with _patience(f"Analyzing {len(trace.events):,} events"):
-        diagnosis = diagnose(trace)
+        try:
+            diagnosis = diagnose(trace)
+        except ValueError as error:
+            raise DtlabError(f"{', '.join(map(str, files))}: {error}") from error
     print(diagnosis.as_json() if options.json else diagnosis)
 
 

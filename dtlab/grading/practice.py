@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any, overload
 
 from dtlab.errors import DtlabError
@@ -60,6 +61,11 @@ def practice(
 
 
 _RIGHT = "the result is right"
+_RANKS = 7  # ranks whose results are shown besides the first wrong one
+_REPR = Repr()  # its attributes limit what is shown of a result
+_REPR.maxlist = _REPR.maxtuple = 12
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 200
+_short = _REPR.repr
 
 
 @dataclass(frozen=True)
@@ -84,9 +90,22 @@ class _Returns(Case):
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
             if got != wanted:
-                subject = f"rank {rank}" if len(self.wanted) > 1 else "it"
-                return f"{subject} returns {got!r} and should return {wanted!r}."
+                if len(self.wanted) == 1:
+                    return f"it returns {_short(got)} and should return {_short(wanted)}."
+                first = f"rank {rank} returns {_short(got)} and should return {_short(wanted)}."
+                return "\n".join([first, *self._others(rank, results)])
         return ""
+
+    def _others(self, first: int, results: Sequence[Any]) -> list[str]:
+        """A line on each rank but the first wrong one; of many ranks, only some."""
+        pairs = enumerate(zip(results, self.wanted, strict=True))
+        lines = [
+            f"rank {rank} returns {_short(got)}"
+            + (f" and should return {_short(wanted)}." if got != wanted else ", as it should.")
+            for rank, (got, wanted) in pairs
+            if rank != first
+        ]
+        return [*lines[:_RANKS], "..."] if len(lines) > _RANKS else lines
 
 
 def _judge(observations: Sequence[Observation]) -> Verdict:

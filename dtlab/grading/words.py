@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtlab.predict.units import counted
 from dtlab.ranks.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def amount(count: float) -> str:
     """Returns `count` bytes in decimal units: "6.3 MB", "12 kB", "40 bytes"."""
     if count >= 1e5:
         return f"{count / 1e6:.1f} MB"
-    return f"{count / 1e3:.0f} kB" if count >= 1e3 else f"{count:.0f} bytes"
+    return f"{count / 1e3:.0f} kB" if count >= 1e3 else counted(round(count), "byte")
 
 
 def spelled(count: int) -> str:

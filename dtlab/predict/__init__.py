@@ -6,6 +6,7 @@ from dtlab.predict import (
     built_in,
     communication,
     context,
+    failures,
     memory,
     roofline,
     strategy,
@@ -17,6 +18,7 @@ from dtlab.predict.balance import *  # noqa: F403
 from dtlab.predict.built_in import *  # noqa: F403
 from dtlab.predict.communication import *  # noqa: F403
 from dtlab.predict.context import *  # noqa: F403
+from dtlab.predict.failures import *  # noqa: F403
 from dtlab.predict.hardware import *  # noqa: F403
 from dtlab.predict.hardware import LINKS as LINKS
 from dtlab.predict.memory import *  # noqa: F403
@@ -25,7 +27,7 @@ from dtlab.predict.simulate import *  # noqa: F403
 from dtlab.predict.strategy import *  # noqa: F403
 
 _MODULES = (
-    asynchronous, balance, built_in, cards, communication, context, memory, roofline,
+    asynchronous, balance, built_in, cards, communication, context, failures, memory, roofline,
     _simulate, strategy,
 )  # fmt: skip
 __all__ = sorted(["LINKS", *(name for module in _MODULES for name in module.__all__)])

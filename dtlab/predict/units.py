@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 __all__ = [
-    "check_bytes", "check_count", "check_whole", "four_digits", "in_gb", "in_gib",
+    "check_bytes", "check_count", "check_whole", "counted", "four_digits", "in_gb", "in_gib",
     "in_units", "is_number",
 ]  # fmt: skip
 
@@ -71,6 +71,12 @@ def in_gb(nbytes: float) -> str:
 def in_gib(nbytes: float) -> str:
     """Format bytes in binary units of 2^30 bytes: `112e9` as `104.3 GiB`."""
     return in_units(nbytes, "B", prefix="G", binary=True)
+
+
+def counted(count: float, noun: str, plural: str = "") -> str:
+    """Format a count with its noun: "1 layer", "4,096 layers"; `plural` if it is not noun + s."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:,g}"
+    return f"{number} {noun if count == 1 else plural or f'{noun}s'}"
 
 
 def four_digits(value: float) -> str:

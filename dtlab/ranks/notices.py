@@ -3,9 +3,9 @@
     with notice("05/run_c: checking"):
         ...
 
-In a notebook the notice is one output, "05/run_c: checking, 3 s", updated every second. In the end
-it shows the total time. In a terminal it is printed once, to stderr. Code that waits for
-ranks calls `tick` in the waiting thread, so no other thread is needed.
+In a notebook the notice is one output, "05/run_c: checking, 3 s", updated every second, and empty
+in the end. In a terminal it is printed once, to stderr. Code that waits for ranks calls `tick` in
+the waiting thread, so no other thread is needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Notice:
 
     def end(self) -> None:
         if self._display is not None:
-            self._show(f"{self.words}: {time.monotonic() - self.begun:.0f} s")
+            self._publish("")
 
     def _show(self, text: str) -> None:
         if not in_a_kernel():
@@ -57,6 +57,10 @@ class _Notice:
                 print(f"{self.words} ...", file=sys.stderr, flush=True)
                 self.due = float("inf")
             return
+        self._publish(text)
+
+    def _publish(self, text: str) -> None:
+        """Create or replace the notice's output in a notebook; an empty one takes no room."""
         update = self._display is not None
         self._display = self._display or uuid.uuid4().hex
         # Checks redirect stdout while ranks run, so `print` would not be seen.

@@ -226,3 +226,4 @@ class Outcome:
     calls: list[int] = field(default_factory=list)  # operations that each rank has called
     active: bool = False  # whether ranks still called operations in the last half second
     posted: list[OpInfo] = field(default_factory=list)  # messages without a partner
+    polled: list[tuple[OpInfo, list[int]]] = field(default_factory=list)  # with ranks they lack

@@ -105,6 +105,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, CodeType):
             make, arguments = self.dispatch_table[CodeType](obj)
             return _code, (make, arguments, obj.co_filename)
+        if isinstance(obj, type) and obj.__qualname__ != obj.__name__ and _is_found_by_name(obj):
+            # torch renames classes of C++, such as SDPBackend, and leaves their __qualname__.
+            return getattr, (sys.modules[obj.__module__], obj.__name__)
         torch = sys.modules.get("torch")
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
@@ -114,6 +117,13 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             elif isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
                 return _untyped_storage, (pickle.PickleBuffer(_bytes_of(obj)),)
         return super().reducer_override(obj)
+
+
+def _is_found_by_name(cls: type) -> bool:
+    """Whether a class is the value of its name in its module, and that is not the notebook."""
+    module = sys.modules.get(cls.__module__)
+    in_notebook = cls.__module__ == "__main__"
+    return module is not None and not in_notebook and vars(module).get(cls.__name__) is cls
 
 
 def _code(make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str) -> CodeType:

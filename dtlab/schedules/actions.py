@@ -237,28 +237,31 @@ def grid(
     marked: Collection[tuple[int, int]] = (),
     most: int = MOST,
     times: Clock | None = None,
+    width: int | None = None,
 ) -> str:
     """Draw the schedule as if each action took one slot.
 
-    `marked` actions, as (rank, index), are in brackets. A grid of more than `most` columns is cut;
-    the part shown then begins shortly before the first marked action.
+    `marked` actions, as (rank, index), are in brackets. A grid of more than `most` slots, or of
+    more than `width` characters in a line, is cut. The part shown then begins at slot 0, or
+    shortly before the first marked action.
     """
     rows = as_schedule(schedule)
     slots = (times or clock(rows)).slots
     columns = max((row[-1] + 1 for row in slots if row), default=0)
-    first, end = _window(columns, most, [slots[rank][index] for rank, index in marked])
     texts = [[""] * columns for _ in rows]
     for rank, row in enumerate(rows):
         for index, (action, slot) in enumerate(zip(row, slots[rank], strict=True)):
-            if first <= slot < end:
-                texts[rank][slot] = f"[{action}]" if (rank, index) in marked else str(action)
-    width = max((len(text) for row in texts for text in row), default=1)
+            texts[rank][slot] = f"[{action}]" if (rank, index) in marked else str(action)
     names = [f"rank {rank}" for rank in range(len(rows))]
     left = max(map(len, names), default=0)
+    cell = max((len(text) for row in texts for text in row), default=1)
+    if width is not None:
+        most = max(1, min(most, (width - left) // (cell + 1)))
+    first, end = _window(columns, most, [slots[rank][index] for rank, index in marked])
     heads = ["", *names]
     lines = [[str(slot) for slot in range(columns)], *texts]
     drawn = [
-        f"{head:{left}} " + " ".join(f"{text:^{width}}" for text in line[first:end])
+        f"{head:{left}} " + " ".join(f"{text:^{cell}}" for text in line[first:end])
         for head, line in zip(heads, lines, strict=True)
     ]
     cut = f"\n(slots {first} to {end - 1} of {columns})" if end - first < columns else ""
@@ -267,6 +270,6 @@ def grid(
 
 def _window(columns: int, most: int, marked: list[int]) -> tuple[int, int]:
     """Return the first column shown, and the end of the columns shown."""
-    start = min(marked, default=0) - most // 4
-    first = max(0, min(start, columns - most))
+    start = min(marked, default=0)
+    first = max(0, min(start - most // 4, columns - most)) if start > 3 * most // 4 else 0
     return first, min(columns, first + most)

@@ -12,6 +12,7 @@ __all__ = ["Fault", "ScheduleError", "find_faults", "validate"]
 
 Place = tuple[int, int]  # rank, index in its list
 _SHOWN = 12  # maximum number of faults that an error lists
+_WIDTH = 92  # characters of a grid's line that fit into a notebook's output
 
 
 class Fault(NamedTuple):
@@ -35,7 +36,7 @@ class ScheduleError(ValueError):
         marked = {place for fault in faults for place in fault.places}
         more = [f"and {len(faults) - _SHOWN} more"] if len(faults) > _SHOWN else []
         lines = [*(f"{fault.kind}: {fault.message}" for fault in faults[:_SHOWN]), *more]
-        drawn = f"\n\n{grid(schedule, marked=marked)}\n" if any(schedule) else ""
+        drawn = f"\n\n{grid(schedule, marked=marked, width=_WIDTH)}\n" if any(schedule) else ""
         plural = "s" * (len(faults) != 1)
         listed = "\n".join(f"  {line}" for line in lines)
         super().__init__(f"this schedule has {len(faults)} fault{plural}.{drawn}\n{listed}")

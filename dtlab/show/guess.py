@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from dtlab.predict.units import counted
 from dtlab.show.arguments import checked
 from dtlab.show.notebook import (
     Kept,
@@ -329,7 +330,8 @@ def calibration() -> None:
         if low != high:
             lines.append(f"You tend to guess too {'low' if low > high else 'high'}.")
     if chosen:
-        lines.append(f"Of {len(chosen)} choices {right} {'was' if right == 1 else 'were'} right.")
+        verb = "was" if right == 1 else "were"
+        lines.append(f"Of {counted(len(chosen), 'choice')} {right} {verb} right.")
     text = "\n".join(lines)
     page = f'<pre style="color:inherit">{html.escape(text)}</pre>'
     show_bundle({"text/plain": text, "text/html": page})

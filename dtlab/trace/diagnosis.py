@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from dtlab.trace.analysis import Meetings, meetings
-from dtlab.trace.columns import COMPUTE, MARK, Columns, Floats
+from dtlab.trace.columns import COMPUTE, MARK, Columns, Floats, Ints
 from dtlab.trace.replay import (
     BORDER,
     COMPUTING,
@@ -50,7 +50,9 @@ WORTH_A_LINE = 0.05
 IN_TURN = 0.25  # share of the step that ranks wait for each other without a straggler
 UNMARKED = 0.25  # share of the step that no event shows
 _FEW_STEPS = 3  # with fewer steps, the first one counts too, and with one more the slowest
+_BY_CHANCE = 3.0  # standard errors by which a rank must be late, on average over the steps
 _SMALL = 1e6  # bytes: a smaller message takes about as long as an empty one
+_SHORT_GAP = 1e-3  # seconds: launching a kernel takes microseconds, Python code milliseconds
 _WIDTH: Final = 98  # characters
 _NAMES: Final = ("compute", "input", "launch gaps", "other", "waiting", "communication")
 OWN: Final = (COMPUTING, OTHER, LAUNCH)  # what a rank does by itself, without its input
@@ -120,8 +122,8 @@ def diagnose(trace: Trace) -> Diagnosis:
     """Return where the time of a step went, the likely causes, and what to try.
 
     Steps are found by the spans "step", "optimizer", "input" or "forward", or by the profiler's
-    steps and its annotations of optimizers and DataLoaders. Raises: ValueError for a trace without
-    events.
+    steps and its annotations of optimizers and DataLoaders. Raises: ValueError for a trace whose
+    events take no time.
     """
     return _Patient(trace).diagnosis()
 
@@ -130,11 +132,12 @@ class _Patient:
     """A trace with what the causes need to know about it."""
 
     def __init__(self, trace: Trace) -> None:
-        if not len(trace.columns.rank):
-            raise ValueError("The trace has no events.")
+        if not trace.duration:
+            raise ValueError("The trace has no events that take time.")
         self.trace = trace
         self.columns: Columns = trace.columns
-        self.there = np.unique(self.columns.rank).tolist()  # ranks without events are missing
+        self.there = np.unique(self.columns.rank).tolist()
+        self.missing = sorted(set(range(trace.world_size)) - set(self.there))
         self.matches: Meetings = meetings(self.columns)
         self.marker, borders = _steps(self.columns, self.there)
         self.borders = borders[:, 1:] if borders.shape[1] > _FEW_STEPS else borders
@@ -148,7 +151,8 @@ class _Patient:
         self.left_out = borders.shape[1] - 1 - len(self.usual)
         self.mean = seconds[:, self.usual].mean(axis=1)  # rank, kind
         self.step = float(self.mean.sum(axis=1).mean())
-        self.own = self.mean[:, OWN].sum(axis=1)  # seconds of each rank's own work
+        self.own = seconds[:, self.usual][:, :, OWN].sum(axis=2)  # rank, step
+        self.late = self._late()
         self.scales = self._scales()
         self.base, _ = self._replayed()
 
@@ -173,20 +177,31 @@ class _Patient:
 
         A late rank's work is scaled segment by segment, if all steps have the same segments.
         """
-        excess = self.own - _usual(self.own)
-        late = np.flatnonzero(excess > WORTH_A_LINE * self.step)
         tables = [table for use in self.uses if (table := _by_segment(use)) is not None]
         scales = [scale.copy() for scale in same]
         if len(tables) < len(self.uses) or len({table.shape for table in tables}) > 1:
-            for rank in late:
-                scales[rank][:, OWN] = _usual(self.own) / self.own[rank]
+            own = self.own.mean(axis=1)
+            for rank in self.late:
+                scales[rank][:, OWN] = _usual(own) / own[rank]
             return scales
-        seconds = np.array([np.median(table[self.usual], axis=0) for table in tables])
+        seconds = np.array([table[self.usual].mean(axis=0) for table in tables])
         factors = np.minimum(1.0, _usual(seconds) / np.maximum(seconds, 1e-12))
-        for rank in late:
+        for rank in self.late:
             _, segment = segments(self.uses[rank])
             scales[rank][:, OWN] = factors[rank, segment][:, np.newaxis]
         return scales
+
+    def _late(self) -> Ints:
+        """The ranks that have more work than the usual rank, and not only by chance."""
+        own = self.own.mean(axis=1)
+        usual_rank = np.argsort(own, kind="stable")[(len(own) - 1) // 2]
+        excess = self.own - self.own[usual_rank]
+        least = WORTH_A_LINE * self.step
+        steps = excess.shape[1]
+        if steps > 1:
+            errors = excess.std(axis=1, ddof=1) / np.sqrt(steps)
+            least = np.maximum(least, _BY_CHANCE * errors)
+        return np.flatnonzero(excess.mean(axis=1) > least)
 
     def _replayed(self, *without: str) -> tuple[float, float]:
         """Seconds of a step, and of waiting in it, without these causes."""
@@ -210,7 +225,12 @@ class _Patient:
         verdict, message, advice = self._verdict(causes, in_turn)
         return Diagnosis(
             verdict, message, advice,
-            tuple(cause for cause in causes if cause.cost > WORTH_A_LINE * self.step),
+            tuple(
+                cause
+                for cause in causes
+                if cause.seconds > WORTH_A_LINE * self.step
+                or cause.seconds_last > STANDS_OUT * self.step
+            ),
             {
                 rank: dict(zip(_NAMES, map(float, mean), strict=True))
                 for rank, mean in zip(self.there, self.mean, strict=True)
@@ -239,16 +259,16 @@ class _Patient:
             )  # fmt: skip
         if share[OTHER] >= UNMARKED:
             message = (
-                f"{_share(share[OTHER])} of a step is in no span or event, so this trace does not "
-                "show what the ranks do there."
+                f"{_share(share[OTHER])} of a step is in no span or operator: it is Python code, "
+                "or something else that this trace does not show."
             )
             return "unmarked", message, (
                 'Mark the parts of a step: with dtlab.span("input"), "forward", "backward" and '
                 '"optimizer"; in a profiler\'s trace with torch.profiler.record_function.',
             )  # fmt: skip
         message = (
-            f"The ranks compute in {_share(share[COMPUTING])} of a step, and nothing else costs "
-            f"{_share(STANDS_OUT)} of it."
+            f"The ranks compute in {_share(share[COMPUTING])} of a step. Removing any other cause "
+            f"would save less than {_share(STANDS_OUT)} of it."
         )
         return "compute-bound", message, (
             "Compute faster: 16-bit precision, torch.compile, fused kernels, larger matrices.",
@@ -262,23 +282,29 @@ class _Patient:
             "launch gaps": self._launch,
             "exposed communication": self._exposed,
         }[kind]()
-        return Cause(kind, saved, saved / self.step, last, ranks, message, advice)
+        if self.missing and kind == "exposed communication":
+            kind = "communication or late ranks"
+        return Cause(kind, saved, saved / self.step, last, ranks, message.rstrip(), advice)
 
     def _straggler(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-        slowest = int(self.own.argmax())
-        others = np.delete(self.mean, slowest, axis=0)
-        usual = others.mean(axis=0) if len(others) else self.mean[slowest]
-        more = self.mean[slowest] - usual
-        reason = max(OWN, key=lambda kind: more[kind])
+        if not len(self.late):
+            return (), "No rank has more work than the others in every step.", ()
+        own = self.own.mean(axis=1)
+        excess = own[self.late] - _usual(own)
+        slow = self.late[excess >= 0.5 * excess.max()]
+        mine, usual = self.mean[slow].mean(axis=0), np.delete(self.mean, slow, axis=0).mean(axis=0)
+        reason = max(OWN, key=lambda kind: float(mine[kind] - usual[kind]))
+        ranks = tuple(self.there[number] for number in slow)
+        rank, s = _list(ranks), "s" * (len(ranks) == 1)
+        took = f"{_ms(mine[reason])} per step"
         doing = {
-            COMPUTING: "computes",
-            OTHER: "spends in code that no span shows",
-            LAUNCH: "waits for its CPU between kernels for",
+            COMPUTING: f"compute{s} {took}",
+            OTHER: f"spend{s} {took} in code that no span or operator shows",
+            LAUNCH: f"leave{s} the GPU without kernels for {took}",
         }[reason]
-        rank = self.there[slowest]
         message = (
-            f"Rank {rank} {doing} {_ms(self.mean[slowest, reason])} per step, the other ranks "
-            f"{_ms(usual[reason])}. {self._waiting_for(rank)}"
+            f"{_ranks(ranks)} {doing}, the other ranks {_ms(usual[reason])}. "
+            + self._waiting_for(*ranks)
         )
         advice = {
             COMPUTING: (
@@ -295,7 +321,7 @@ class _Patient:
                 "alone runs.",
             ),
         }[reason]
-        return (rank,), message, advice
+        return ranks, message, advice
 
     def _input(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         waits = self.mean[:, INPUT]
@@ -311,11 +337,9 @@ class _Patient:
         if not ranks or len(ranks) == len(waits):
             return (), f"A rank waits {_ms(waits.mean())} per step for its next batch.", general
         rest = np.delete(waits, slow).mean()
-        one = len(ranks) == 1
         message = (
-            f"{'Rank' if one else 'Ranks'} {_list(ranks)} {'waits' if one else 'wait'} "
-            f"{_ms(waits[slow].mean())} per step for the next batch, the other ranks {_ms(rest)}. "
-            + self._waiting_for(*ranks)
+            f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} {_ms(waits[slow].mean())} per step "
+            f"for the next batch, the other ranks {_ms(rest)}. " + self._waiting_for(*ranks)
         )
         return ranks, message, (
             f"Compare what rank {_list(ranks)} reads with the other ranks: its disk or network, "
@@ -324,12 +348,21 @@ class _Patient:
         )  # fmt: skip
 
     def _launch(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
-        gaps = self.mean[:, LAUNCH].mean()
-        return (), f"A GPU is idle {_ms(gaps)} per step while its CPU prepares kernels.", (
-            "Launch fewer, longer kernels: torch.compile(mode='reduce-overhead'), CUDA graphs, "
-            "fused optimizers, larger batches.",
-            "Remove what makes the CPU wait for the GPU: .item(), .cpu(), print of a tensor.",
-        )  # fmt: skip
+        gaps, uses = float(self.mean[:, LAUNCH].mean()), self.uses
+        count = sum(use.gaps for use in uses) / len(uses)
+        message = (
+            f"A GPU has no kernel to run for {_ms(gaps)} per step, in {_count(count)} gaps of "
+            f"{_ms(gaps / max(1.0, count))}, while its CPU runs Python and launches kernels."
+        )
+        fewer = (
+            "Launch fewer, longer kernels: larger batches, torch.compile, CUDA graphs "
+            '(mode="reduce-overhead"), fused optimizers.'
+        )
+        sync = (
+            "Look for what the CPU does in the gaps, and for what makes it wait for the GPU: "
+            ".item(), .cpu(), printing a tensor."
+        )
+        return (), message, (fewer, sync) if gaps < _SHORT_GAP * count else (sync, fewer)
 
     def _exposed(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         columns, ranks, steps = self.columns, len(self.there), len(self.lengths)
@@ -347,10 +380,20 @@ class _Patient:
                              dtype=bool)]  # fmt: skip
         calls, size = len(rows) / ranks / steps, float(columns.bytes[rows].sum()) / ranks / steps
         carried = f", {_bytes(size)} together" if size else ""  # a profiler may not know it
+        where = f"{name} ({_count(calls)} per step{carried})"
+        waits = _ms(float(self.mean[:, EXPOSED].mean()))
+        if self.missing:
+            message = (
+                f"A rank waits {waits} per step, mostly in {where}, for a late rank or for "
+                "communication."
+            )
+            return (), message, (
+                "Give the files of all ranks, which show which of the two it is. If a rank is "
+                "late, faster communication would not help.",
+            )  # fmt: skip
         message = (
-            f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits "
-            f"{_ms(self.mean[:, EXPOSED].mean())} per step for communication to end, and computes "
-            f"nothing meanwhile; mostly in {name} ({_count(calls)} per step{carried})."
+            f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits {waits} per "
+            f"step for communication to end, and computes nothing meanwhile; mostly in {where}."
         )
         flight = sum(max(0.0, columns.end[row] - self.matches.ready[row]) for row in rows.tolist())
         flight /= ranks * steps
@@ -358,19 +401,22 @@ class _Patient:
         advice = []
         if hidden < 0.3:
             advice.append(
-                "Overlap it: start each bucket's all-reduce during backward, as DDP does, and "
-                "wait before the optimizer step."
+                "Overlap it with backward: DDP does so if it has several buckets (bucket_cap_mb). "
+                "In your own loop, start each all-reduce with async_op=True when its gradients "
+                "are there, and wait before the optimizer step."
             )
-        if calls > 8 and 0 < size / calls < _SMALL:
+        if calls > 8 and size / calls < _SMALL:
+            each = f" ({_bytes(size / calls)} each now)" if size else ""
             advice.append(
-                f"Send fewer, larger messages ({_bytes(size / calls)} each now): bucket_cap_mb of "
-                "DDP, or one flat tensor."
+                f"Send fewer, larger messages{each}: a larger bucket_cap_mb in DDP, or one flat "
+                "tensor."
             )
         advice.append(
             "Send less per sample: more samples per rank and step, or accumulation with no_sync; "
             "gradients in 16 bits (bf16_compress_hook)."
         )
-        advice.append("Compare the links with what they should reach: dtlab bench.")
+        if not self.trace.emulated:
+            advice.append("Compare the links with what they should reach: dtlab bench.")
         return (), message, tuple(advice)
 
     def _waiting_for(self, *ranks: int) -> str:
@@ -388,23 +434,20 @@ class _Patient:
                 to_blame = columns.rank[latest] in ranks and columns.rank[row] not in ranks
                 if to_blame and step in self.usual:
                     seconds[columns.names[columns.name[row]]] += late
-        waiting = len(self.there) - len(ranks)
-        if not seconds or not waiting:
+        total = sum(seconds.values()) / max(1, len(self.there) - len(ranks)) / len(self.usual)
+        if total < 0.01 * self.step:
             return ""
         name = max(seconds, key=lambda each: seconds[each])
-        total = sum(seconds.values()) / waiting / len(self.usual)
         whom = "it" if len(ranks) == 1 else "them"
         return f"The others wait {_ms(total)} for {whom}, mostly in {name}."
 
     def _notes(self) -> Iterator[str]:
         trace = self.trace
-        missing = sorted(set(range(trace.world_size)) - set(self.there))
-        if missing:
-            have = f"rank{'s' * (len(self.there) > 1)} {_list(self.there)}"
+        if self.missing:
             yield (
-                f"The trace has {have} of {trace.world_size}. Without the other ranks, waiting "
-                "for a late rank and communication cannot be told apart: both count as "
-                "communication. Give the files of all ranks."
+                f"The trace has {_ranks(self.there).lower()} of {trace.world_size}. Without the "
+                "other ranks, waiting for a late rank and communication cannot be told apart: "
+                "both count as communication. Give the files of all ranks."
             )
         if trace.emulated:
             yield f"The links are emulated: {trace.emulated}."
@@ -443,11 +486,12 @@ def _steps(columns: Columns, ranks: Sequence[int]) -> tuple[str, Floats]:
     spans = np.isin(columns.role, (COMPUTE, MARK))
     for marker in ("ProfilerStep", "step", "optimizer", "input", "forward"):
         marks = [np.flatnonzero(spans & (names == marker) & (columns.rank == r)) for r in ranks]
-        counts = {len(rows) for rows in marks}
-        if len(counts) > 1 or not counts - {0}:
+        count = min(map(len, marks))  # a profiler may stop in the middle of a step
+        if not count or "microbatch" in columns.extras[marks[0][0]]:  # several in a step
             continue
         borders = []
-        for rank, rows in zip(ranks, marks, strict=True):
+        for rank, every in zip(ranks, marks, strict=True):
+            rows = every[:count]
             mine = columns.rank == rank
             first, last = columns.start[mine].min(), columns.end[mine].max()
             if marker == "optimizer":
@@ -457,8 +501,8 @@ def _steps(columns: Columns, ranks: Sequence[int]) -> tuple[str, Floats]:
                 last = columns.end[rows].max() if whole else last
                 borders.append([*columns.start[rows], last])
         return marker, np.maximum.accumulate(np.array(borders), axis=1)
-    every = [columns.rank == rank for rank in ranks]
-    return "", np.array([(columns.start[mine].min(), columns.end[mine].max()) for mine in every])
+    events = [np.flatnonzero(columns.rank == rank) for rank in ranks]
+    return "", np.array([(columns.start[mine].min(), columns.end[mine].max()) for mine in events])
 
 
 def _marker(name: str) -> str:
@@ -480,14 +524,16 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         counted = f"{diagnosis.steps} step{'s' * (diagnosis.steps > 1)} of {_ms(step)}"
         without = ["", " (without the first)", " (without the first and the slowest)"]
         left_out = without[diagnosis.steps_left_out]
-        yield f"{ranks}, {counted}{left_out}. Where a step went, in {_unit(step)[0]}:"
+        yield f"{ranks}, {counted}{left_out}. Where a step went, in {_table_unit(step)[0]}:"
     else:
-        yield f"{ranks}, {_ms(step)}. Where the time went, in {_unit(step)[0]}:"
+        yield f"{ranks}, {_ms(step)}. Where the time went, in {_table_unit(step)[0]}:"
     yield ""
     yield from _table(diagnosis)
     yield ""
     for note in diagnosis.notes:
         yield from _wrapped(f"Note: {note}", "      ")
+    if diagnosis.notes:
+        yield ""
     found = [cause for cause in diagnosis.causes if cause.kind == diagnosis.verdict]
     for cause in found:
         yield from _cause_lines("Likely cause", cause, step)
@@ -524,7 +570,7 @@ def _table(diagnosis: Diagnosis) -> Iterator[str]:
         kind for kind in (_NAMES[number] for number in _ORDER)
         if kind != "launch gaps" or any(each[kind] for each in diagnosis.seconds.values())
     ]  # fmt: skip
-    _, factor = _unit(diagnosis.step_seconds)
+    _, factor = _table_unit(diagnosis.step_seconds)
     yield " " * 9 + "".join(f"{kind:>{len(kind) + 3}}" for kind in shown)
     for rank, each in diagnosis.seconds.items():
         yield _row(f"rank {rank}", shown, each, factor)
@@ -556,6 +602,11 @@ def _unit(seconds: float) -> tuple[str, float]:
     return "µs", 1e6
 
 
+def _table_unit(seconds: float) -> tuple[str, float]:
+    """A unit in which one decimal is enough for the parts of a step."""
+    return _unit(seconds / 10)
+
+
 def _ms(seconds: float) -> str:
     unit, factor = _unit(seconds) if seconds else ("ms", 1e3)
     return f"{seconds * factor:.3g} {unit}" if seconds * factor < 999.5 else f"{seconds:.0f} s"
@@ -574,6 +625,10 @@ def _bytes(count: float) -> str:
 
 def _count(number: float) -> str:
     return f"{number:.0f}" if abs(number - round(number)) < 0.05 else f"{number:.1f}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"Rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
 
 
 def _list(ranks: Sequence[int]) -> str:

@@ -172,6 +172,9 @@ def _inside(columns: Columns, silent: Ints, spans: Ints) -> Floats:
     the rank had nothing left to compute in it once the last of them had begun.
     """
     waits: list[tuple[float, float, float, float]] = []
+    begins = np.sort(columns.start[silent])
+    first, last = np.searchsorted(begins, [columns.start[spans], columns.end[spans]])
+    spans = spans[first < last]
     lengths = columns.end[spans] - columns.start[spans]
     for span in spans[np.argsort(lengths, kind="stable")].tolist():  # innermost first
         if not len(silent):
@@ -212,13 +215,12 @@ def _kinds(
     row = np.where(busy, -1, _known(grid, waits))
     unknown = columns.blocked_row[columns.blocked_thread == NO_THREAD]
     row = np.where(row < 0, _awaited(columns, grid, comm[np.isin(comm, unknown)], ~busy), row)
+    choices = [(fed, INPUT), (computing, COMPUTING), (row >= 0, WAITING), (fed_beside, INPUT),
+               (noted, COMPUTING)]  # fmt: skip
     if has_gpu:
-        choices = [(busy, COMPUTING), (row >= 0, WAITING), (fed, INPUT), (computing, LAUNCH),
-                   (noted, LAUNCH)]  # fmt: skip
-    else:
-        choices = [(fed, INPUT), (computing, COMPUTING), (row >= 0, WAITING), (fed_beside, INPUT),
-                   (noted, COMPUTING)]  # fmt: skip
-    kind = np.select([cells for cells, _ in choices], [kind for _, kind in choices], OTHER)
+        choices = [(busy, COMPUTING), (row >= 0, WAITING), (fed, INPUT)]
+    idle = LAUNCH if has_gpu else OTHER
+    kind = np.select([cells for cells, _ in choices], [kind for _, kind in choices], idle)
     return kind.astype(np.int64), row
 
 

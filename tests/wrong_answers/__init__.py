@@ -14,6 +14,7 @@ function that makes it: from the given values in Level I, from nothing in a part
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,6 +32,15 @@ __all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
 Answer = Callable[..., Any]
 
 FOLDER = Path(__file__).parent
+
+# "1 samples" in a message; `dtlab.predict.units.counted` writes "1 sample".
+_NOUNS = (
+    "actions all-reduces batches blocks buckets bytes calls cells chunks columns elements epochs "
+    "events experts GPUs gradients groups heads layers lines lists losses messages microbatches "
+    "nodes numbers operations parameters parts passes points ranks replicas rounds rows samples "
+    "sequences stages steps tensors tokens updates values"
+)
+ONE_OF_MANY = re.compile(rf"(?<![\w.,:/×*+=-])(?<!rank )(?<!- )1 (?:{_NOUNS.replace(' ', '|')})\b")
 
 
 @dataclass(frozen=True)
@@ -94,6 +104,8 @@ class Answers:
             *(f"{name} is lost: {said[name]}" for name in said if name not in expected),
             *(f"{name}: {expected[name]!r} is not in {said[name]!r}" for name in unsaid),
             *([kept] if not expected | said and not report.passed else []),
+            *(f"{name} counts one as many: {ONE_OF_MANY.findall(said[name])}" for name in said
+              if ONE_OF_MANY.search(said[name])),
         ]
 
     @property

@@ -56,6 +56,8 @@ def replay(
 
     for figure in _figures(one):
         show_bundle(figure._repr_mimebundle_()[0])
+    for rank, words in enumerate(shown.beside(one.results[0])) if one.results else ():
+        print(f"rank {rank}: {words}")
     found = wrong_in(check, one, is_first=number == 1)
     alone = number == 1 or _judges_cases_alone(check)
     print("\n".join(found) or ("The result of this case is right." if alone else _TOGETHER))
@@ -84,10 +86,12 @@ def wrong_in(check: Check, one: Observation, *, is_first: bool) -> list[str]:
     """
     by_case = isinstance(one.trial.cases[0], Faulty)
     messages = [fault([one], rule.name) for rule in check.rules] if by_case else one.mistakes
-    alone = is_first or _judges_cases_alone(check)
-    if alone and not any(messages):  # the ranks may have sent, called or held too much
-        messages = [found.message for found in check.settle([one]) if found.status == "lost"]
-    return list(dict.fromkeys(as_text(text) for text in messages if text not in ("", UNREADABLE)))
+    lost: list[str] = []
+    if is_first or _judges_cases_alone(check):  # the ranks may also have sent or held too much
+        lost = [found.message for found in check.settle([one]) if found.status == "lost"]
+    messages = [text for text in messages if not any(each.startswith(text) for each in lost)]
+    found = dict.fromkeys(as_text(text) for text in [*messages, *lost])
+    return [text for text in found if text not in ("", UNREADABLE)]
 
 
 def _judges_cases_alone(check: Check) -> bool:

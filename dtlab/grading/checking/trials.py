@@ -94,6 +94,10 @@ class Case(ABC):
         """
         return self, ""
 
+    def beside(self, results: Sequence[Any]) -> list[str]:
+        """The result of each rank beside the one that it should have, in short; may be empty."""
+        return []
+
     @abstractmethod
     def mistake(self, results: Sequence[Any]) -> str:
         """Says what is wrong with the results of the ranks; empty if nothing is."""

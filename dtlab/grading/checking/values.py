@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["close", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
+__all__ = ["beside", "close", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
 
 RATE = 0.1
 # Tolerances relative to an element and to the largest element. Rounding errors are about 1e-6.
@@ -51,6 +51,7 @@ def sgd_step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) ->
 # Inputs are random whole numbers (`labelled`), so a wrong element shows which ranks' values it
 # contains: "elements 2 to 3 hold the values of ranks 0 and 1 only".
 
+_SHOWN = 5  # elements of a tensor
 _LARGEST = 9999  # sums of such integers are exact in float32 and identify their summands
 
 
@@ -60,6 +61,18 @@ def labelled(seed: int, size: int, rank: int) -> torch.Tensor:
 
     generator = torch.Generator().manual_seed(seed * 1_000_003 + size * 101 + rank)
     return torch.randint(-_LARGEST, _LARGEST + 1, (size,), generator=generator).float()
+
+
+def beside(got: torch.Tensor, wanted: torch.Tensor, name: str) -> str:
+    """A few elements of a tensor, beside those wanted; the first wrong one is among them."""
+    if got.shape != wanted.shape:
+        return f"{name} has shape {tuple(got.shape)}; wanted is {tuple(wanted.shape)}"
+    differs = (got != wanted).nonzero()
+    first = int(differs[0, 0]) if len(differs) else 0
+    part = slice(first, min(first + _SHOWN, len(wanted)))
+    has, needs = (", ".join(f"{x:g}" for x in each[part].tolist()) for each in (got, wanted))
+    wrong = f"; wanted are {needs}" if len(differs) else ", all right"
+    return f"{name}[{part.start}:{part.stop}] holds {has}{wrong}"
 
 
 def total(parts: Mapping[int, torch.Tensor], wanted: Sequence[int]) -> torch.Tensor:

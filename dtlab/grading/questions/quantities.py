@@ -97,6 +97,8 @@ def written(value: Nested, unit: str) -> str:
     """Formats a value with its unit for the learner: "12.6 MB", "[4, 10]"."""
     if isinstance(value, list):
         return f"[{', '.join(written(element, '') for element in value)}] {unit}".rstrip()
+    if value == 1 and re.fullmatch("[a-zA-Z]{3,}s", unit) and unit != "times":
+        unit = re.sub("(?<=ch)es$|s$", "", unit)  # "1 microbatch", "1 step"
     return f"{value:.6g} {unit}".rstrip()
 
 

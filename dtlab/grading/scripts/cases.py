@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.scripts.run import Program, TrainingRun, flat
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -58,7 +59,7 @@ class Training(TrainingRun):
     micro_batch: int = 16
 
     def __str__(self) -> str:
-        return f"{self.samples} samples, {self.epochs} epochs"
+        return f"{counted(self.samples, 'sample')}, {counted(self.epochs, 'epoch')}"
 
     def updates(self, ranks: int) -> int:
         """Returns the number of steps of this many ranks, if their shares are equal."""

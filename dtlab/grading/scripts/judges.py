@@ -9,6 +9,7 @@ from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.cases import Seen, Training
 from dtlab.grading.scripts.reference import NEAR, off
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
@@ -68,8 +69,9 @@ def uneven_epochs(case: Training, results: Sequence[Seen]) -> str:
     """A message if a rank does not make the same number of passes in every epoch."""
     for rank, result in enumerate(results):
         if not result.passes or len(result.passes) % case.epochs:
+            passes = counted(len(result.passes), "forward pass", "forward passes")
             return (
-                f"rank {rank} makes {len(result.passes)} forward passes in {case.epochs} epochs. "
+                f"rank {rank} makes {passes} in {counted(case.epochs, 'epoch')}. "
                 "Every rank trains in every epoch, and equally often."
             )
     return ""
@@ -82,8 +84,8 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
         return "a batch has images that are not in the data."
     if ranks > 1 and all(len(set(samples_)) == samples for samples_ in taken):
         return (
-            f"every rank goes through all {samples} samples in an epoch. How many are there for "
-            f"each of {ranks} ranks?"
+            f"every rank goes through all {counted(samples, 'sample')} in an epoch. How many are "
+            f"there for each of {counted(ranks, 'rank')}?"
         )
     missing, repeated = samples - len(set(fed)), len(fed) - len(set(fed))
     if missing:
@@ -96,8 +98,8 @@ def _shares(samples: int, taken: Sequence[Sequence[int]]) -> str:
         return f"in an epoch {missing} of {samples} samples are in no rank's batches. {advice}"
     if repeated >= ranks:  # equal shares need fewer
         return (
-            f"in an epoch {repeated} samples are taken more than once. Repeat only as many as "
-            "equal shares need."
+            f"an epoch takes {counted(repeated, 'sample')} more than once. Repeat only as many as "
+            f"equal shares need."
         )
     return ""
 
@@ -128,8 +130,8 @@ def too_large_passes(case: Training, results: Sequence[Seen], observation: Obser
     if largest <= case.micro_batch:
         return ""
     return (
-        f"a forward pass takes {largest} samples at once. A microbatch has {case.micro_batch}: "
-        "with accumulation, memory for one microbatch must be enough."
+        f"a forward pass takes {counted(largest, 'sample')} at once. A microbatch has "
+        f"{case.micro_batch}: with accumulation, memory for one microbatch must be enough."
     )
 
 
@@ -144,7 +146,8 @@ def too_much_sent(case: Training, results: Sequence[Seen], observation: Observat
     for rank in range(ranks):
         left = bytes_left(observation.trace, rank)
         summary = (
-            f"{amount(left)} left rank {rank} in {steps} steps of {case.passes} microbatches; a "
+            f"{amount(left)} left rank {rank} in {steps} steps of "
+            f"{counted(case.passes, 'microbatch', 'microbatches')}; a "
             f"gradient for each step is {amount(gradients)}."
         )
         if left > _SENT_MORE * gradients + size * (ranks - 1) + _OWN:

@@ -64,7 +64,9 @@ class Mend(ABC):
             why = f'{symbol} must be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
             first, *rest = (*rules, *self.check.rules)
             return [first.closed(lost(why)), *(other.closed(waiting) for other in rest)]
-        mended = self.check.run("mended", answer["mended"], seed, learner, bench)
+        name = getattr(answer["mended"], "__name__", "")  # "mended_3", as in the learner's cell
+        name = name if str(name).isidentifier() else "mended"
+        mended = self.check.run(name, answer["mended"], seed, learner, bench)
         return [*(rule.settle([]) for rule in rules), *mended]
 
 

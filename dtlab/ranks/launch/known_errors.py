@@ -9,13 +9,36 @@ from traceback import walk_tb
 from torch.nn.parallel import DistributedDataParallel
 
 from dtlab.ranks.protocol import Frame
+from dtlab.ranks.watch.locate import is_learners
 
 _UNUSED = re.compile(
     r"Expected to have finished reduction in the prior iteration.*?for rank \d+: ([\d ]+)"
     r"(\s+In addition, .*?as part of this error)?",
     re.DOTALL,
 )
+
+
+def _name(match: re.Match[str]) -> str:
+    """The name in torch.distributed of a collective that gloo's message calls `match[1]`."""
+    names = {"allgather": "all_gather", "alltoall": "all_to_all", "allreduce": "all_reduce"}
+    return names.get(match[1], match[1])
+
+
 _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (
+        re.compile(r"module 'torch\._C' has no attribute '_cuda_\w+'"
+                   r"|Torch not compiled with CUDA enabled"
+                   r"|Cannot access accelerator device when none is available\."
+                   r"|torch\.cuda\.Stream requires CUDA support"
+                   r"|Tried to instantiate dummy base class (Event|Stream)"),
+        'PyTorch finds no GPU here. Write "cpu" as the device, and leave out torch.cuda.',
+    ),
+    (
+        re.compile(r"FSDP needs a non-CPU accelerator device, but no accelerator device is "
+                   r"detected\."),
+        'FullyShardedDataParallel finds no GPU here. Pass device_id=torch.device("cpu"), or use '
+        "fully_shard.",
+    ),
     (
         re.compile(r"Global rank (\d+) is not part of group <.*?>"),
         r"Global rank \1 is not part of the group. dst= and src= take global ranks, even with "
@@ -56,6 +79,27 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         r"the input of reduce_scatter must have world_size times as many rows as the output: "
         r"it has \2, and the output requires \1.",
     ),
+    (
+        re.compile(r"ProcessGroupGloo::(\w+): invalid tensor size at index (\d+) "
+                   r"\(expected (\(.*?\)), got (\(.*?\))\)"),
+        lambda match: (
+            f"all tensors of {_name(match)} must have the same shape, {match[3]} here, but number "
+            f"{match[2]} of the list has shape {match[4]}."
+        ),
+    ),
+    (
+        re.compile(r"ProcessGroupGloo::(\w+): invalid (\w+) tensor list at index \d+ "
+                   r"\(expected length (\d+), got (\d+)\)"),
+        lambda match: (
+            f"{_name(match)} needs a list of {match[3]} {match[2]} tensors, one for each rank; "
+            f"this list has {match[4]}."
+        ),
+    ),
+    (
+        re.compile(r"\[enforce fail at \S*/gloo/alltoall\.cc:\d+\] in->size == out->size\.\s*"),
+        "the input and the output of all_to_all_single must have the same number of elements.",
+    ),
+    (re.compile(r"ProcessGroupGloo::(\w+): "), lambda match: f"{_name(match)}: "),
 )  # fmt: skip
 
 
@@ -67,18 +111,31 @@ _OF_A_WORKER = re.compile(
 )
 _FRAME = re.compile(r'^  File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
+# An exception that passes through C++ code, as in a callback of Future.then, becomes an exception
+# with its stack in the text, innermost frame first.
+_CALLBACK = re.compile(r"\w+: Got the following error when running the callback: ")
+_STACK = re.compile(r"\s+At:((?:\n  .+\(\d+\): .+)+)")
+_STACK_FRAME = re.compile(r"^  (.+)\((\d+)\): (.+)$", re.MULTILINE)
 
-def from_worker(text: str) -> tuple[list[Frame], str]:
-    """The frames of a DataLoader worker in the text of an exception, and a text without them.
 
-    Any other text is returned unchanged.
+def frames_in_text(text: str) -> tuple[list[Frame], str]:
+    """The frames in the text of an exception, outermost first, and the text without them.
+
+    They are those of a DataLoader worker, or of a callback: the learner's line and all within it.
     """
     match = _OF_A_WORKER.fullmatch(text)
-    if match is None:
+    if match is not None:
+        where, trace, kind, reason = match.groups()
+        frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
+        return frames, f"{kind} {where}: {reason.strip()}".removesuffix(": ")
+    stack = _STACK.search(text)
+    if stack is None:
         return [], text
-    where, trace, kind, reason = match.groups()
-    frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(trace)]
-    return frames, f"{kind} {where}: {reason.strip()}".removesuffix(": ")
+    found = _STACK_FRAME.findall(stack[1])
+    frames = [Frame(file, int(line), name) for file, line, name in found]
+    learners = next((i for i, frame in enumerate(frames) if is_learners(frame.file)), None)
+    inner = [] if learners is None else frames[learners::-1]
+    return inner, _CALLBACK.sub("", _STACK.sub("", text)).strip()
 
 
 def in_words(error: BaseException, text: str) -> str:

@@ -28,7 +28,7 @@ from dtlab.ranks import protocol, system
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.emulate.ports import Ports
 from dtlab.ranks.launch.init_calls import InitCalls
-from dtlab.ranks.launch.known_errors import from_worker, in_words
+from dtlab.ranks.launch.known_errors import frames_in_text, in_words
 from dtlab.ranks.plain import encode
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
@@ -335,7 +335,7 @@ def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteF
             for f in traceback.extract_tb(cause.__traceback__)
         ]
         frames = [f for f in frames if f.file != __file__]
-        inner, text = from_worker("".join(traceback.format_exception_only(cause)).strip())
+        inner, text = frames_in_text("".join(traceback.format_exception_only(cause)).strip())
         chain.append((frames + inner, text))
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     message = in_words(error, chain[0][1])

@@ -110,11 +110,12 @@ class Supervisor:
         ends = [replace(rank.end) for rank in self.ranks]
         lost = self.watcher.unreceived() if reason == "returned" else []
         posted = self.watcher.posted() if reason == "timeout" else []
+        polled = self.watcher.polled() if reason == "timeout" else []
         return Outcome(
             reason, ends, self.failed, wire, self.finding, waiting, lost,
             self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
             resident=[rank.resident for rank in self.ranks],
-            calls=self.watcher.calls, active=self.watcher.active, posted=posted,
+            calls=self.watcher.calls, active=self.watcher.active, posted=posted, polled=polled,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ begin

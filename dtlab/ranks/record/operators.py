@@ -60,7 +60,7 @@ OPERATORS: tuple[Operator, ...] = (
     Operator("broadcast_",             "broadcast",            0, 1, 4, work=1, root=2,
              methods=("broadcast",)),
     Operator("allgather_",             "all_gather",           1, 2, 3, work=1, part=True),
-    Operator("_allgather_base_",       "all_gather",           0, 2, 3, work=1,
+    Operator("_allgather_base_",       "all_gather",           1, 2, 3, work=1, part=True,
              methods=("all_gather_single", "_allgather_base")),
     Operator("allgather_coalesced_",   "all_gather",           1, 2, 3, part=True),
     Operator("allgather_into_tensor_coalesced_", "all_gather",   0, 2, 3),

@@ -139,8 +139,10 @@ class _Hooks:
             buffers.hook()
         self._functional = library("_c10d_functional")
         put(self._functional, "wait_tensor", self._wait_tensor_kernel())
-        self._plain_wait = dist.Work.wait
+        self._plain_wait, self._plain_poll = dist.Work.wait, dist.Work.is_completed
         dist.Work.wait = self._waiting()  # type: ignore[method-assign]
+        if announcer is not None:
+            dist.Work.is_completed = self._polling(announcer)  # type: ignore[method-assign]
         self._plain_functions: dict[str, Any] = {}
         if announcer is not None:
             self._replace("_new_group_with_tag", self._making_group(announcer))
@@ -153,6 +155,7 @@ class _Hooks:
 
     def remove(self) -> None:
         """Remove all hooks."""
+        dist.Work.is_completed = self._plain_poll  # type: ignore[method-assign]
         if self.buffers is not None:
             self.buffers.unhook()
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
@@ -194,6 +197,21 @@ class _Hooks:
                     waited(known, start)
 
         return wait
+
+    def _polling(self, announcer: Announcer) -> Callable[..., Any]:
+        """A replacement of `Work.is_completed` that announces the first False of an operation."""
+        pending, plain, line_of = self._pending, self._plain_poll, self._journal.line_of
+        announced: set[int] = set()
+
+        def _poll(work: Any) -> bool:  # the rank does not wait in it
+            result = plain(work)
+            known = pending.get(id(work))
+            if not result and known is not None and known[4] and known[0] not in announced:
+                announced.add(known[0])
+                announcer.poll(known[0], *line_of(sys._getframe(1)))
+            return result
+
+        return _poll
 
     def _wait_tensor_kernel(self) -> Callable[..., Any]:
         """The hook on `wait_tensor`, with which DTensor and functional collectives wait."""

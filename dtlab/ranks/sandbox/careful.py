@@ -49,6 +49,9 @@ class CarefulWatcher(Watcher):
     def posted(self) -> list[OpInfo]:
         return self._try(lambda: Watcher.posted(self), [])
 
+    def polled(self) -> list[tuple[OpInfo, list[int]]]:
+        return self._try(lambda: Watcher.polled(self), [])
+
     def _try(self, look: Callable[[], Result], nothing: Result) -> Result:
         if not self._gave_up:
             try:

@@ -94,6 +94,10 @@ class Announcer:
         """Announce that this thread waits for an operation, in this line of the learner's."""
         self._write(board.WAIT, index, place=(self._writer.text(file) << 24) + line)
 
+    def poll(self, index: int, file: str, line: int) -> None:
+        """Announce that is_completed() of an operation has returned False in this line."""
+        self._write(board.POLL, index, place=(self._writer.text(file) << 24) + line)
+
     def source(self, index: int, group: Any, source: int, tag: int) -> None:
         """Announce that an any-source receive is complete; `source` is a rank in its group."""
         number, group_text, members, _ = self._groups.get(group) or self._add_group(group)

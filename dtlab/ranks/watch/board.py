@@ -25,6 +25,7 @@ SOURCE = 4  # an any-source receive (`recv` without src) is complete; `peer` is 
 STRANGER = 5  # an operation on a group that this rank is not in: torch only warns
 LEFT = 6  # the function has returned
 QUEUE = 7  # an operation is about to enter a GPU queue; neither it nor a wait blocks the rank
+POLL = 8  # is_completed() has returned False; only the first one of an operation
 
 # How an operation is matched with those of other ranks.
 COLLECTIVE, SEND, RECV, NEW_GROUP = range(4)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from dtlab.errors import DeadlockError, MismatchError, Waiting, place_in_words
-from dtlab.ranks.protocol import Finding, Frame, OpInfo
+from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome
 from dtlab.ranks.watch import locate
 from dtlab.ranks.words import ranks_in_words, wrapped
 
@@ -80,7 +81,7 @@ def call_of(op: OpInfo, world_size: int = 0) -> str:
 
 def _lines(finding: Finding, world_size: int) -> list[str]:
     """One line for each rank, with a second column for the place in the learner's code."""
-    ops = finding.ops
+    ops = finding.ops if finding.reason == "message" else sorted(finding.ops)
     calls = [f"  rank {op.rank}" for op in ops]  # the headline names the operations
     if finding.reason == "standstill":
         calls = [f"  rank {op.rank} waits in {call_of(op, world_size)}" for op in ops]
@@ -274,6 +275,45 @@ def _different_lines(finding: Finding) -> str:
     return f"{text} {DDP_BUFFERS}" if any(map(_called_by_ddp, finding.apart)) else text
 
 
+# ---------------------------------------------------------------------------- polling
+
+
+def polled_in_vain(running: Sequence[Waiting], outcome: Outcome) -> str:
+    """A text if a rank polls an operation that cannot become complete; else empty.
+
+    `running` has what each rank was doing at the time limit.
+    """
+    done = [rank for rank, end in enumerate(outcome.ranks) if end.state in ("returned", "idle")]
+    computing = {each.rank for each in running if each.op == "compute"}
+    polled = [(op, lacks) for op, lacks in outcome.polled if op.rank in computing]
+    stuck = sorted(outcome.waiting + [op for op, lacks in polled if lacks])
+    all_stuck = {each.rank for each in running} <= {op.rank for op in stuck}
+    for op, lacks in sorted(polled, key=lambda each: (len(each[1]) > 0, each[0])):
+        start = f"Rank {op.rank} polls {call_of(op)} with is_completed()"
+        if not lacks:
+            return (
+                f"{start}. Both ranks have posted this message, but with gloo is_completed() of a "
+                "message stays False until wait() is called. Call wait() instead of polling."
+            )
+        verb = {"send": "receive", "recv": "send"}.get(op.name, "call")
+        who = ranks_in_words(lacks)
+        faster = "Call wait() instead of polling: then dtlab reports this at once."
+        if set(lacks) <= set(done):
+            return f"{start}, but {who} returned and did not {verb} it. {faster}"
+        if all_stuck:
+            polls = [each.rank for each, _ in polled]
+            doing = [
+                f"rank {each.rank} {'polls' if each.rank in polls else 'waits in'} {call_of(each)}"
+                for each in stuck
+                if each.rank in lacks
+            ]
+            rest = [each for each in outcome.posted if each not in stuck]
+            cause = pattern(Finding("standstill", stuck, done, rest))
+            does = "does" if len(lacks) == 1 else "do"
+            return f"{start}, but {who} {does} not {verb} it: {', '.join(doing)}. {cause} {faster}"
+    return ""
+
+
 # ---------------------------------------------------------------------------- mismatches
 
 
@@ -286,15 +326,19 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
     if finding.threads:
         advice = (
             "Several threads of a rank call collectives on the same process group, so their order "
-            "differs from rank to rank. Give each thread its own group: dist.new_group()."
+            "differs from rank to rank. Give each thread its own group: dist.new_group(). "
+            "dcp.async_save saves in such a thread; its argument process_group= takes the group."
         )
     elif len(names) > 1:
         advice = "All members of a group must call the same collectives in the same order."
     else:
+        name, without_sizes = names.pop(), {re.sub(r"\[.*?\]", "", text) for text in kinds}
         advice = (
-            f"All ranks must pass the same arguments to {names.pop()}. Otherwise it hangs or "
-            "gives wrong numbers without an error."
+            f"All ranks must pass the same arguments to {name}. Otherwise it hangs or gives wrong "
+            "numbers without an error."
         )
+        if name in ("all_gather", "gather") and len(without_sizes) == 1:
+            advice += " If shards differ in size, pad them to the largest, and cut the results."
     return f"{calls}.", advice
 
 

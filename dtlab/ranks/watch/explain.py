@@ -22,7 +22,13 @@ from dtlab.errors import (
 from dtlab.ranks.launch.client import Collected
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.watch import early, locate
-from dtlab.ranks.watch.deadlocks import call_of, deadlock_error, pattern, waiting_of
+from dtlab.ranks.watch.deadlocks import (
+    call_of,
+    deadlock_error,
+    pattern,
+    polled_in_vain,
+    waiting_of,
+)
 from dtlab.ranks.words import ranks_in_words, wrapped, writes_in_place
 
 MESSAGE_LIMIT = 2000  # characters
@@ -105,7 +111,11 @@ def _error_of(
     failures = _failures(collected, outcome, spec, stderr)
     # An error of gloo about a mismatch, or about ranks that were ended, is a consequence.
     stuck = outcome.finding is not None or outcome.reason == "timeout"
-    if stuck and all(map(_is_consequence, failures.values())):
+    unfit = _places_of_misfits(outcome)
+    if stuck and all(
+        _is_consequence(one) or (one.kind == "exception" and one.place in unfit)
+        for one in failures.values()
+    ):
         failures = {}
     if outcome.finding is not None:
         # A thread that failed is the likely reason why ranks wait.
@@ -205,6 +215,13 @@ def is_about_a_lost_peer(error: RankError) -> bool:
     return all(map(_is_consequence, error.failures.values()))
 
 
+def _places_of_misfits(outcome: Outcome) -> set[str]:
+    """The lines of operations that do not match; gloo may refuse them before the watcher does."""
+    finding = outcome.finding
+    ops = finding.ops if finding is not None and finding.reason != "standstill" else ()
+    return {waiting_of(op).place for op in ops if op.line}
+
+
 def _is_consequence(failure: Failure) -> bool:
     """Whether a failure is only gloo's report of a lost peer or an unexpected message."""
     return any(text in failure.message for text in PEER_GONE)
@@ -219,6 +236,8 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message = message.replace("SystemExit)", "sys.exit()")
     caller = locate.calling_frame(frames)
     learners = locate.learner_frame(frames)
+    if remote.kind == "result" and learners and not locate.is_learners(learners.file):
+        learners = None  # it is the pickler's, and the function has returned
     place = locate.place(learners)
     return Failure(
         remote.kind,
@@ -392,6 +411,8 @@ def _touch_in_words(
         "the tensor."
     )
     consequence = _CONSEQUENCES.get(name, "The tensor may hold old values, the result, or both.")
+    if kind == "forgotten" and name == "recv":
+        consequence = "The function may return before the message arrives."
     lines = [wrapped(f"warning: {what} {consequence} {advice}", indent="")]
     for label, (file, line) in ("issued", issued), (kind, touched):
         if line:
@@ -432,13 +453,14 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
     lines = [f"the time limit of {spec.timeout:g} s has passed."]
     calls = {op.rank: call_of(op, spec.world_size) for op in outcome.waiting}
     posted = {op.rank: op for op in outcome.posted if op.rank in busy}
+    polled = {op.rank: op for op, _ in outcome.polled if op.rank in busy}
     for waiting in running:
         doing = f"waiting in {calls[waiting.rank]}" if waiting.rank in calls else _doing(waiting)
         lines.append(f"  rank {waiting.rank} was {doing}   {waiting.place}".rstrip())
         lines += [f"    in wait()   {waiting.waits_in}"] if waiting.waits_in else []
-        if waiting.rank in posted:
-            op = posted[waiting.rank]
-            lines.append(f"    has posted {call_of(op)}   {waiting_of(op).place}")
+        if op := polled.get(waiting.rank) or posted.get(waiting.rank):
+            does = "polls" if waiting.rank in polled else "has posted"
+            lines.append(f"    {does} {call_of(op, spec.world_size)}   {waiting_of(op).place}")
     done = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
     idle = [rank for rank, end in enumerate(outcome.ranks) if end.state == "idle"]
     if done:
@@ -447,13 +469,14 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
         lines.append(f"  {ranks_in_words(idle)} took no part")
     others = [waiting.rank for waiting in running if waiting.op != "compute"]
     longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
-    advice = _never_sent(busy, outcome) or _still_communicating(running, outcome)
+    in_vain = polled_in_vain(running, outcome)
+    advice = in_vain or _still_communicating(running, outcome)
     if not (advice or busy or outcome.active) and len(calls) == len(running):
         left = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
         advice = pattern(Finding("standstill", outcome.waiting, left, outcome.posted))
     if advice:
         lines.append(wrapped(advice, indent=""))
-        if outcome.active:
+        if outcome.active and not in_vain:
             lines.append(f"If they only need more time, {longer}.")
         return "\n".join(lines), advice
     if busy and others:
@@ -476,15 +499,3 @@ def _still_communicating(running: list[Waiting], outcome: Outcome) -> str:
         f"The ranks still communicate: each has called at least {min(calls):,} operations. Look "
         "for a loop that does not end: is its condition ever false, on every rank?"
     )
-
-
-def _never_sent(busy: list[int], outcome: Outcome) -> str:
-    """A text if a rank computes, as in a loop on is_completed(), but its message cannot come."""
-    over = [rank for rank, end in enumerate(outcome.ranks) if end.state in ("returned", "idle")]
-    for op in outcome.posted:
-        if op.rank in busy and op.name == "recv" and set(op.partners) <= {*over}:
-            return (
-                f"Rank {op.rank} has posted {call_of(op)}, but no rank sends this message: "
-                f"{ranks_in_words(op.partners)} returned without it. is_completed() stays False."
-            )
-    return ""

@@ -23,6 +23,7 @@ from dtlab.ranks.watch.board import (
     ISSUE,
     LEFT,
     NEW_GROUP,
+    POLL,
     QUEUE,
     RECV,
     SEND,
@@ -52,12 +53,17 @@ class Op:
     file: str
     complete: bool = False
     waiter: Actor | None = None
-    wait_place: int = 0  # as `Record.place`, of the wait for it; 0 if none is known
+    wait_place: int = 0  # as `Record.place`, of the wait or poll for it; 0 if none is known
 
     @property
     def kind(self) -> Kind:
         """How the operation is matched."""
         return KINDS[self.record.role]
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send or a receive."""
+        return self.kind in ("send", "recv")
 
     @property
     def line(self) -> int:
@@ -102,7 +108,9 @@ class Machine:
         self._describe = describe
         self.actors = {(rank, 0): Actor(rank, 0) for rank in range(world_size)}
         self._queues: list[deque[Record]] = [deque() for _ in range(world_size)]  # unprocessed
-        self._ops: dict[tuple[int, int], Op] = {}  # by rank and index, until waited for
+        # By rank and index: messages until waited for, collectives until complete.
+        self._ops: dict[tuple[int, int], Op] = {}
+        self._polled: dict[int, Op] = {}  # by rank, until waited for
         self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): number of collectives
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): op by rank
         self._last_meeting: dict[int, dict[int, Op]] = {}  # by group: the latest complete one
@@ -148,14 +156,20 @@ class Machine:
             freed = self._post(op)
             if kind == CALL and not op.complete:
                 self._block(actor, op)
-            elif kind != CALL and not op.complete:
+            elif kind != CALL and (op.is_message or not op.complete):
                 self._ops[rank, record.number] = op
             return freed
         if kind == WAIT:
             waited = self._ops.pop((rank, record.number), None)
+            if waited is self._polled.get(rank):
+                self._polled.pop(rank, None)
             if waited is not None and not waited.complete:
                 waited.wait_place = record.place
                 self._block(actor, waited)
+        elif kind == POLL:
+            if polled := self._ops.get((rank, record.number)):
+                polled.wait_place = record.place
+                self._polled[rank] = polled
         elif kind == SOURCE:
             return self._settle_source(actor, record)
         elif kind == STRANGER:
@@ -213,7 +227,8 @@ class Machine:
 
     def _complete(self, op: Op) -> Sequence[Actor]:
         op.complete = True
-        self._ops.pop((op.rank, op.record.number), None)
+        if not op.is_message:
+            self._ops.pop((op.rank, op.record.number), None)
         actor, op.waiter = op.waiter, None
         if actor is None:
             return ()
@@ -340,6 +355,7 @@ class Machine:
     def take_part(self, ranks: Sequence[int]) -> None:
         """Mark these ranks as running, and all others as returned."""
         self._latest.clear()  # threads of an earlier turn do not matter in this one
+        self._polled.clear()
         for rank in range(self.world_size):
             self.actors[rank, 0].left = rank not in ranks
 
@@ -365,6 +381,21 @@ class Machine:
         ops = [op for queue in queues for op in queue if op.rank == rank]
         ops += [meeting[rank] for meeting in self._meetings.values() if rank in meeting]
         return sorted(ops, key=lambda op: op.record.number)
+
+    def polled(self) -> list[tuple[Op, list[int]]]:
+        """For each rank that polls an operation: the operation, and the ranks that it lacks.
+
+        gloo completes a message only in wait(), so a message may lack no rank.
+        """
+        found = []
+        for op in self._polled.values():
+            if op.is_message:
+                is_here = op.complete or self.could_come(op)
+                found.append((op, [] if is_here else [*op.partners]))
+            elif not op.complete:
+                came = next((each for each in self._meetings.values() if op in each.values()), {})
+                found.append((op, [rank for rank in op.members if rank not in came]))
+        return found
 
     def could_come(self, op: Op) -> bool:
         """Whether a blocked send or receive may complete through an any-source receive."""

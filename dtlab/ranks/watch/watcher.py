@@ -119,6 +119,10 @@ class Watcher:
         """Sends that no rank has received."""
         return [op for op in self.posted() if op.name == "send"]
 
+    def polled(self) -> list[tuple[OpInfo, list[int]]]:
+        """Operations that ranks poll with is_completed(), and the ranks that each one lacks."""
+        return [(self._info(op), lacks) for op, lacks in self._machine.polled()]
+
     def posted(self) -> list[OpInfo]:
         """Sends and receives that have not met their partner."""
         ops = [op for rank in range(len(self._pids)) for op in self._machine.unmatched(rank)]

@@ -19,6 +19,7 @@ from dtlab.predict.communication import (
     ring_all_reduce_seconds,
     tree_all_reduce_seconds,
 )
+from dtlab.predict.units import counted
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.cost_axes import CostAxes, Curve, Kind, Winner
 from dtlab.show.drawing.style import INK, MUTED, Figure
@@ -196,7 +197,7 @@ def crossover(
     sizes = np.geomspace(*_SIZES, 641)
     times = {name: ALL_REDUCES[name](sizes, num_ranks, link) * slowdown for name in algorithms}
     winners = fastest({name: (sizes, seconds) for name, seconds in times.items()})
-    heading = title or f"All-reduce among {num_ranks} ranks, {link_words(link)}"
+    heading = title or f"All-reduce among {counted(num_ranks, 'rank')}, {link_words(link)}"
     heading += f", slowed down {slowdown:g} times" if slowdown != 1 else ""
     note = "" if times else "No algorithm is chosen."
     figure = Figure(9.4, 4.5)

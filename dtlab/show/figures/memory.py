@@ -24,7 +24,7 @@ from dtlab.predict.memory import (
     precision_policy,
     smallest_world_size,
 )
-from dtlab.predict.units import check_bytes, four_digits
+from dtlab.predict.units import check_bytes, counted, four_digits
 from dtlab.show.drawing.charts import BAND
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, SHEET, Figure, centred, edge
 from dtlab.show.words import byte_words, list_words, short_words
@@ -142,9 +142,9 @@ def memory_bar(
     total = sum(bars[chosen].values())
     note = (
         f"{count_words(num_params)} parameters, {policy_words(named.name)}: "
-        f"{named.total:g} bytes for each; {world_size} ranks; a GPU of {room_words}"
+        f"{named.total:g} bytes for each; {counted(world_size, 'rank')}; a GPU of {room_words}"
     )
-    heading = title or f"Stage {stage}: {byte_words(total)} on each rank"
+    heading = title or f"ZeRO stage {stage}: {byte_words(total)} on each rank"
     return memory_bars(bars, budget, title=heading, note=note, verdicts=verdicts, chosen=chosen)
 
 

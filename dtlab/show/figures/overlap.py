@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from dtlab.predict.asynchronous import gradients_per_second, mean_delay, step_seconds
 from dtlab.predict.communication import BucketTime, Gradient, Link, bucket_times, exposed_seconds
 from dtlab.predict.hardware import CARDS
+from dtlab.predict.units import counted
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
 from dtlab.show.words import byte_words, number_words, short_words, time_unit, time_words
@@ -56,7 +57,7 @@ def overlap(
     buckets = bucket_times(layers, bucket_bytes, num_ranks, link)
     exposed = exposed_seconds(layers, bucket_bytes, num_ranks, link)
     heading = title or (
-        f"{byte_words(gradient_bytes)} of gradients among {num_ranks} ranks, "
+        f"{byte_words(gradient_bytes)} of gradients among {counted(num_ranks, 'rank')}, "
         f"buckets of {byte_words(bucket_bytes)}"
     )
     travels = sum(each.end - each.start for each in buckets)
@@ -71,7 +72,7 @@ def overlap(
     _draw_curve(figure, sizes, curve, bucket_bytes)
     words = [
         f"{heading}: {note}.",
-        f"Backward takes {time_words(backward_seconds)} in {num_layers} layers;",
+        f"Backward takes {time_words(backward_seconds)} in {counted(num_layers, 'layer')};",
         f"the first bucket's all-reduce starts after {time_words(buckets[0].start)},",
         f"the last one ends after {time_words(buckets[-1].end)}.",
         "Below, exposed time against size of bucket:",
@@ -356,8 +357,8 @@ def gather_and_free(num_layers: int = 4, *, prefetch: bool = True) -> Figure:
     held = max(sum(gather <= moment < stop for each in passes for gather, _, stop in each)
                for moment in range(int(end)))  # fmt: skip
     figure.alt_text = (
-        f"{words} ({below}). {num_layers} layers, from the first to the last in forward and back "
-        "in backward, each gathered twice and reduced once; "
+        f"{words} ({below}). {counted(num_layers, 'layer')}, from the first to the last in "
+        f"forward and back in backward, each gathered twice and reduced once; "
         f"at most {held} whole layers at a time."
     )
     return figure

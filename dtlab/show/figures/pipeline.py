@@ -8,9 +8,11 @@ measured    rank 0  |0|1|/////////| 0 |...   action of the panel. A dashed line 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -21,6 +23,7 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 
 from dtlab.predict.simulate import Costs, bubble, peak_in_flight, simulate
+from dtlab.predict.units import counted
 from dtlab.schedules import (
     Action,
     Schedule,
@@ -39,15 +42,18 @@ from dtlab.show.words import time_words
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["LETTERS", "SCHEDULES", "Box", "Panel", "panel_of", "pipeline", "predicted_pipeline"]
+__all__ = [
+    "LETTERS", "SCHEDULES", "Box", "Panel", "full_name", "panel_of", "pipeline",
+    "predicted_pipeline",
+]  # fmt: skip
 
 SCHEDULES: Final[Mapping[str, Callable[[int, int], Schedule]]] = MappingProxyType(
     {
         "naive": naive,
         "GPipe": gpipe,
         "1F1B": one_f_one_b,
-        "interleaved, 2 chunks": lambda p, m: interleaved(p, m, 2),
-        "interleaved, 4 chunks": lambda p, m: interleaved(p, m, 4),
+        "interleaved (2 chunks)": lambda p, m: interleaved(p, m, 2),
+        "interleaved (4 chunks)": lambda p, m: interleaved(p, m, 4),
         "ZB-H1": zb_h1,
         "ZB-H2": zb_h2,
     }
@@ -72,6 +78,7 @@ _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 9.4, 0.75, 1.0, 1.0, 0.5
 _NAME, _LANE, _BOX, _GAP = 0.27, 0.24, 0.2, 0.12  # inches, like the line above
 _MOST_NUMBERS: Final = 400
 _NUMBER, _SMALLEST, _BESIDE_NUMBER = 7.0, 4.8, 0.025  # points, points, inches
+_OUTLINE, _OUTLINE_SHARE = 0.5, 0.05  # points; of a box's width, so that it keeps its colour
 _FORWARD: Final = 10e-3  # seconds; only ratios to it matter
 
 
@@ -79,8 +86,9 @@ def pipeline(traces: Mapping[str, Trace], *, title: str = "Pipelines", note: str
     """Draw the actions of one step on every rank, with a panel for each named trace.
 
     A trace comes from `simulate`, or from the spans that `run_schedule` records in one step. Boxes
-    of a rank's second and later pipeline stages have lines along their lower edge. Beside a lane
-    is the maximum number of microbatches, on all its stages, that the rank holds for backward.
+    of a rank's second and later pipeline stages have a line along them, which is higher for later
+    stages. Beside a lane is the maximum number of microbatches that the rank holds for backward;
+    on one of its v stages a microbatch counts 1/v.
     Raises: ValueError for no trace, and for a trace without forward and backward.
     """
     panels = [panel_of(name, trace) for name, trace in traces.items()]
@@ -105,6 +113,13 @@ def pipeline(traces: Mapping[str, Trace], *, title: str = "Pipelines", note: str
     return figure
 
 
+def full_name(name: str) -> str:
+    """Return the first name of `SCHEDULES` that begins with these words, or else `name`."""
+    words = re.findall(r"[\w-]+", name)
+    found = (each for each in SCHEDULES if re.findall(r"[\w-]+", each)[: len(words)] == words)
+    return next(found, name) if words else name
+
+
 def predicted_pipeline(
     schedule: str = "1F1B",
     num_stages: int = 4,
@@ -117,25 +132,25 @@ def predicted_pipeline(
 ) -> Figure:
     """Simulate a schedule of `SCHEDULES` on `num_stages` ranks, and another one below it.
 
-    The forward pass of a microbatch takes 10 ms on each rank, whether or not it is split into
-    chunks. `backward` is a multiple of that time, half of it for action I and half for W;
-    `communication` is a message's time as a multiple of it.
+    "interleaved" has two chunks. The forward pass of a microbatch takes 10 ms on each rank,
+    whether or not it is split into chunks. `backward` is a multiple of that time, half of it for
+    action I and half for W; `communication` is a message's time as a multiple of it.
     Raises: ValueError for an unknown name, and as the schedule and `Costs` do.
     """
-    names = [schedule] if beside in ("nothing", schedule) else [schedule, beside]
+    names = [full_name(each) for each in (schedule, beside) if each != "nothing"]
     traces = {}
-    for name in names:
+    for name in dict.fromkeys(names):
         if name not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {name!r}.")
         actions = SCHEDULES[name](num_stages, num_microbatches)
         seconds = _FORWARD * num_stages / len(stage_ranks(actions))
         half = seconds * backward / 2
         traces[name] = simulate(actions, Costs(seconds, half, half, communication * _FORWARD))
-    words = f"{num_stages} rank{'s' * (num_stages != 1)}, "
-    words += f"{num_microbatches} microbatch{'es' * (num_microbatches != 1)}"
+    words = f"{counted(num_stages, 'rank')}, "
+    words += counted(num_microbatches, "microbatch", "microbatches")
     note = (f"predicted; on each rank forward {time_words(_FORWARD)}, backward {backward:g} times "
             f"that; a message {communication:g} times that")  # fmt: skip
-    return pipeline(traces, title=title or f"{' and '.join(names)}: {words}", note=note)
+    return pipeline(traces, title=title or f"{' and '.join(traces)}: {words}", note=note)
 
 
 def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
@@ -149,12 +164,15 @@ def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
                                   gid=f"{panel.name} idle"))  # fmt: skip
         _beside(axes, f"rank {rank}", low, 0, -8, "right", INK)
         _beside(axes, f"holds {panel.holds[rank]}", low, 1, 8, "left", MUTED)
+    points = 72 * (_WIDTH - _LEFT - _RIGHT) / axes.get_xlim()[1]
     for name, look in _LOOKS.items():
         boxes = [box for box in panel.boxes if box.name == name]
-        _draw_boxes(axes, boxes, lows, (0, _BOX), look.fill, f"{panel.name} {name}")
-        for line in range(max((box.chunk for box in boxes), default=0)):
-            later = [box for box in boxes if box.chunk > line]
-            low = 0.018 + 0.04 * line
+        width = points * median([box.end - box.start for box in boxes] or [0.0])
+        outline = min(_OUTLINE, _OUTLINE_SHARE * width)
+        _draw_boxes(axes, boxes, lows, (0, _BOX), look.fill, f"{panel.name} {name}", outline)
+        for chunk in range(1, 1 + max((box.chunk for box in boxes), default=0)):
+            later = [box for box in boxes if box.chunk == chunk]
+            low = 0.04 * chunk - 0.022
             _draw_boxes(axes, later, lows, (low, low + 0.018), look.ink, "later stage")
     if len(panel.boxes) <= _MOST_NUMBERS:
         _draw_numbers(axes, panel, lows)
@@ -174,7 +192,7 @@ def _beside(
 
 def _draw_boxes(
     axes: Axes, boxes: Sequence[Box], lows: Sequence[float], part: tuple[float, float],
-    fill: str, gid: str,
+    fill: str, gid: str, outline: float = 0.0,
 ) -> None:  # fmt: skip
     """Draw many boxes as one artist; `part` is their lower and upper end in a lane, in inches."""
     corners = []
@@ -182,9 +200,8 @@ def _draw_boxes(
         low, high = (lows[box.rank] + inches for inches in part)
         corners.append([(box.start, low), (box.end, low), (box.end, high), (box.start, high)])
     if corners:
-        outline = edge(fill) if part[1] == _BOX else "none"
-        drawn = PolyCollection(corners, facecolors=fill, edgecolors=outline, linewidths=0.5,
-                               zorder=2, gid=gid)  # fmt: skip
+        drawn = PolyCollection(corners, facecolors=fill, linewidths=outline, zorder=2, gid=gid,
+                               edgecolors=edge(fill) if outline else "none")  # fmt: skip
         axes.add_collection(drawn, autolim=False)
 
 
@@ -238,7 +255,7 @@ def _draw_key(figure: Figure, panels: Sequence[Panel], height: float) -> None:
 
 def _in_words(panel: Panel) -> str:
     return (f"{panel.words}; its ranks, from rank 0 on, hold at most {', '.join(panel.holds)} "
-            f"microbatches and run {len(panel.boxes)} actions.")  # fmt: skip
+            f"microbatches and run {counted(len(panel.boxes), 'action')}.")  # fmt: skip
 
 
 # Layout of a pipeline's traces: actions, bubble, microbatches held. No drawing -------------------
@@ -266,7 +283,7 @@ class Panel:
     """One trace: its boxes, on a clock that starts at its first action, and its bubble.
 
     `holds` gives for each rank the maximum number of microbatches that it holds at once, in units
-    of all its stages: "11/2" means eleven on chunks of which the rank has two. `shares` are the
+    of all its stages: eleven on chunks of which the rank has two are "5.5". `shares` are the
     bubble's shares of the total and of the ideal time; `ideal` is the ideal time in seconds.
     """
 
@@ -308,7 +325,5 @@ def panel_of(name: str, trace: Trace) -> Panel:
         boxes.append(Box(each.rank, each.name, *times, action, of_rank.index(stage)))
     ideal = sum(box.end - box.start for box in boxes) / sum(map(bool, rows))
     counts = zip(peak_in_flight(rows), stages, strict=True)
-    holds = [
-        f"{most}/{len(of_rank)}" if len(of_rank) > 1 else f"{most}" for most, of_rank in counts
-    ]
+    holds = [f"{most / max(1, len(of_rank)):.4g}" for most, of_rank in counts]
     return Panel(name, boxes, holds, (bubble(trace), bubble(trace, of="ideal")), ideal)

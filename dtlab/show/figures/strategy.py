@@ -20,10 +20,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from dtlab.predict.decision import ROOT, TREE, Leaf, Step
 from dtlab.predict.plan import Estimate, Search
 from dtlab.predict.strategy import Choice
-from dtlab.predict.units import in_gb
+from dtlab.predict.strategy.decision import ROOT, TREE, Leaf, Step
+from dtlab.predict.units import counted, in_gb
 from dtlab.show.drawing.charts import Axis, Chart
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend, centred, edge
 from dtlab.show.words import time_words
@@ -85,8 +85,8 @@ def ways_to_split(*, title: str | None = None) -> Figure:
 #     ┗━ no   Do the activations of one microbatch fit?  2 GB <= 80 GB
 #             ┣━ yes ...
 #
-# The figure has one row for each node of `predict.decision.TREE`. The path of the job is thick,
-# dark and marked; the rest is pale.
+# The figure has one row for each node of `predict.strategy.decision.TREE`. The path of the job is
+# thick, dark and marked; the rest is pale.
 
 _WIDTH, _LEFT, _TOP, _BOTTOM = 9.4, 0.2, 0.85, 0.15  # inches
 _ROW, _INDENT = 0.245, 0.5  # inches: height of a row; width of a level, with its "yes" or "no"
@@ -251,11 +251,13 @@ def mesh_figure(
     height = _MESH_TOP + (_LINE + _SLANT_Y) * len(shown[1]) + 0.2 + _MESH_KEY + 0.21 * len(lines)
     figure = Figure(width, height)
     ranks = math.prod(counts)
-    heading = f"{ranks} ranks: " + " x ".join(f"{name} {size}" for name, size in sizes.items())
+    named = " x ".join(f"{name} {size}" for name, size in sizes.items())
+    heading = f"{counted(ranks, 'rank')}: {named}"
     heading = title or heading
     figure.heading(
         heading,
-        f"{-(-ranks // gpus_per_node)} nodes of {gpus_per_node} GPUs; each tint is a node",
+        f"{counted(-(-ranks // gpus_per_node), 'node')} of {counted(gpus_per_node, 'GPU')}; each "
+        f"tint is a node",
     )
     axes = figure.sheet(0, 0, width, height)
     axes.set(xlim=(0, width), ylim=(0, height))
@@ -335,7 +337,8 @@ def _draw_mesh_key(
     for row, (name, size) in enumerate(reversed(list(sizes.items()))):
         y = low + 0.22 * (len(sizes) - 1 - row)
         axes.plot([0.3, 0.75], [y, y], color=AXIS_COLOURS.get(name, INK), linewidth=3)
-        axes.text(0.88, y, f"{name}, {size} ranks: {_wire(name, sizes, per_node, links)}",
+        words = f"{name}, {counted(size, 'rank')}: {_wire(name, sizes, per_node, links)}"
+        axes.text(0.88, y, words,
                   fontsize=8.5, color=INK, va="center")  # fmt: skip
 
 
@@ -351,7 +354,8 @@ def _mesh_words(sizes: Mapping[str, int], per_node: int, links: tuple[str, str])
     said = [
         f"{name} of {size}, {_wire(name, sizes, per_node, links)}" for name, size in sizes.items()
     ]
-    return f"A mesh of {math.prod(sizes.values())} ranks, {per_node} to a node: {'; '.join(said)}."
+    ranks = counted(math.prod(sizes.values()), "rank")
+    return f"A mesh of {ranks}, {per_node} to a node: {'; '.join(said)}."
 
 
 # The best plans ----------------------------------------------------------------------------------
@@ -371,12 +375,12 @@ def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> F
     width = 0.3 + sum(size for _, size in _COLUMNS)
     height = 0.95 + 0.24 * (len(best) + 1) + 0.45 + 0.22 * len(reasons)
     figure = Figure(width, height)
-    heading = title or f"The fastest of {len(found):,} plans that fit"
+    heading = title or f"The fastest of {counted(len(found), 'plan')} that fit"
     figure.heading(
         heading,
-        f"{found.problem.cluster.size:,} GPUs, {found.problem.card.name}, "
+        f"{counted(found.problem.cluster.size, 'GPU')}, {found.problem.card.name}, "
         f"{in_gb(found.problem.memory)} each for tensors; "
-        f"{found.problem.batch:,} sequences a step; 8s: with sequence parallelism",
+        f"{counted(found.problem.batch, 'sequence')} a step; 8s: with sequence parallelism",
     )
     axes = figure.sheet(0, 0, width, height)
     axes.set(xlim=(0, width), ylim=(0, height))
@@ -394,7 +398,7 @@ def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> F
         axes.text(1.1, y, f"{number:,}", fontsize=8.5, color=INK, va="center", ha="right")
         axes.text(1.2, y, reason, fontsize=8.5, color=INK, va="center")
     lines = [f"{number}. {each}." for number, each in enumerate(best, start=1)]
-    lines += [f"{number:,} plans rejected: {reason}." for reason, number in reasons]
+    lines += [f"{counted(number, 'plan')} rejected: {reason}." for reason, number in reasons]
     figure.alt_text = " ".join([f"{heading}.", *lines])
     return figure
 
@@ -441,7 +445,8 @@ def plan_chart(
     figure = Figure(8.6, 4.9)
     figure.heading(
         title or "Memory against time",
-        f"{len(nbytes):,} plans; {int(fits.sum()):,} fit in {in_gb(found.problem.memory)}",
+        f"{counted(len(nbytes), 'plan')}; {int(fits.sum()):,} fit in "
+        f"{in_gb(found.problem.memory)}",
     )
     ends = [float(each) for each in (nbytes.min(), nbytes.max(), seconds.min(), seconds.max())]
     chart = Chart(
@@ -468,8 +473,8 @@ def plan_chart(
             handle.set_alpha(1)
     said = [f"{name}: {each}." for name, each in rings.items()]
     figure.alt_text = (
-        f"{title or 'Memory against time'}. {len(nbytes):,} plans; {int(fits.sum()):,} fit. "
-        f"{' '.join(said)}"
+        f"{title or 'Memory against time'}. {counted(len(nbytes), 'plan')}; {int(fits.sum()):,} "
+        f"fit. {' '.join(said)}"
     )
     return figure
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from dtlab.show.drawing.style import Figure
 from dtlab.show.figures.layer import parallel_block
-from dtlab.show.figures.pipeline import SCHEDULES, predicted_pipeline
+from dtlab.show.figures.pipeline import SCHEDULES, full_name, predicted_pipeline
 from dtlab.show.widgets.dials import Dial, Scale, box, choice, choose, count_scale
 from dtlab.show.widgets.explorer import Explorer
 from dtlab.show.words import number_from_words
@@ -42,7 +42,7 @@ def explore_pipeline(
         "schedule": choice("Schedule", list(SCHEDULES)),
         "beside": choice("Below it", ["nothing", *SCHEDULES]),
     }
-    choose(choices["schedule"], schedule)
+    choose(choices["schedule"], full_name(schedule))
     rows = [each.widget for each in dials.values()], list(choices.values())
     return Explorer(predicted_pipeline, dials | choices, rows)
 

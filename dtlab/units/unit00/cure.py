@@ -11,6 +11,7 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit00.settings import PLAN, draw_setting
 
 __all__ = ["NEEDED", "PART", "Curing", "Plan", "cost", "plans_for"]
@@ -101,7 +102,7 @@ class Curing(Faulty):
     def __str__(self) -> str:
         return (
             f"widths {self.setting['widths']}, {self.setting['batch']} rows in "
-            f"{self.setting['samples']} samples, {self.setting['optimizer']}, "
+            f"{counted(self.setting['samples'], 'sample')}, {self.setting['optimizer']}, "
             f"limit {self.setting['limit']:,} bytes"
         )
 
@@ -123,7 +124,7 @@ class Curing(Faulty):
         plan = {key: self.setting[key] for key in PLAN} | dict(result["plan"])
         plan["checkpoint"] = bool(plan["checkpoint"])
         if plan not in plans_for(self.setting):
-            samples = f"{self.setting['samples']} samples"
+            samples = counted(self.setting["samples"], "sample")
             return Noted({"form": f"returns {_words(plan)}, which is no valid plan for {samples}"})
         return Noted({"plan": plan})
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any, Final
 
+from dtlab.predict.units import counted
+
 __all__ = ["KINDS", "PLAN", "Setting", "draw_setting", "setting_words"]
 
 Setting = dict[str, Any]
@@ -44,7 +46,7 @@ def setting_words(setting: Mapping[str, Any]) -> str:
     """A setting as text."""
     parts = [
         f"widths {', '.join(map(str, setting['widths']))}",
-        f"{setting['batch']} rows",
+        counted(setting["batch"], "row"),
         f"{setting['dtype']}",
         f"{setting['optimizer']}",
         f"gradients cleared {setting['clear'].replace('step', 'each step')}",

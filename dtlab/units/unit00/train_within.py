@@ -11,6 +11,7 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 
 _NEAR = 1e-4  # relative tolerance of a loss
 _NEAR_MEAN = 1e-3  # relative tolerance of the mean, which is near 0
@@ -72,7 +73,8 @@ class Running(Faulty):
         mean, losses, least = self.reference()
         if len(result["losses"]) != len(losses):
             count = len(result["losses"])
-            message = f"train returns {count} losses; there are {self.steps} steps."
+            losses = counted(count, "loss", "losses")
+            message = f"train returns {losses}; there are {self.steps} steps."
             yield "results", f"{message}\n{_SAME}"
             return
         for step, (got, right) in enumerate(zip(result["losses"], losses, strict=True)):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.groups import Groups, draw_groups
 from dtlab.grading.checking.trials import Case
-from dtlab.grading.checking.values import labelled, total, wrong_sum
+from dtlab.grading.checking.values import beside, labelled, total, wrong_sum
 from dtlab.grading.words import ranks_in_words
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,10 @@ class Call(Case):
     place = "tensor"
     noun = "sum"
     note = ""
+    legend = (
+        "the last digit of a sum comes from rank 0, the one before it from rank 1. So in 303 the "
+        "values of rank 1 are missing, and 363 has them twice."
+    )
     unchanged = (
         "`tensor` is unchanged: write the sums into it, with += or copy_(). chunks[i] = ... "
         "changes only your list of chunks."
@@ -69,7 +74,7 @@ class Call(Case):
 
     def __str__(self) -> str:
         groups = " and ".join(f"({', '.join(map(str, group))})" for group in self.groups)
-        return f"{self.size} elements" + (f", groups {groups}" if groups else "")
+        return counted(self.size, "element") + (f", groups {groups}" if groups else "")
 
     def members(self, rank: int, world_size: int) -> Sequence[int]:
         """The global ranks that take part together with `rank`."""
@@ -93,15 +98,14 @@ class Call(Case):
 
         if not self.is_labelled:
             return labelled(self.seed, self.size, rank)
-        first = torch.arange(self.size) % 9 + 1
+        first = torch.arange(self.size) % 7 + 1  # no chunk begins as the one before it
         return first.float().mul_(10**rank)
 
     def labelled(self) -> tuple[Call, str]:
         """The call with whole numbers as inputs, so that a sum shows which ranks it contains."""
         rank = "global rank r" if self.groups else "rank r"
         return replace(self, is_labelled=True), (
-            f"Here {rank} holds 10^r times 1, 2, ... 9, 1, 2, ...: the last digit of a sum comes "
-            "from rank 0, the one before it from rank 1."
+            f"Here {rank} holds 10^r times 1, 2, ... 7, 1, 2, ...: {self.legend}"
         )
 
     def needs(self, rank: int, world_size: int) -> int:
@@ -144,6 +148,15 @@ class Call(Case):
         if not all(isinstance(tensor, torch.Tensor) for tensor in (answer.result, *rest)):
             raise TypeError("a rank sent back values that are not tensors")
         return answer
+
+    def beside(self, results: Sequence[Answer]) -> list[str]:
+        inputs = self.inputs(len(results))
+        words = []
+        for rank, answer in enumerate(results):
+            members = self.members(rank, len(results))
+            parts = {other: self.part(tensor, members, rank) for other, tensor in inputs.items()}
+            words.append(beside(answer.result, total(parts, self.wanted(members)), self.place))
+        return words
 
     def mistake(self, results: Sequence[Answer]) -> str:
         """A message about the lowest rank with a wrong result; empty if all are right."""
@@ -220,7 +233,7 @@ def _lengths(size: int, ranks: int) -> str:
         for numbers in (range(longer), range(longer, ranks))
     )
     return (
-        f"{size} elements do not divide by {ranks}: with tensor_split, {first} "
+        f"{counted(size, 'element')} cannot be divided by {ranks}: with tensor_split, {first} "
         f"{'has' if longer == 1 else 'have'} {least + 1} element{'s' * (least > 0)}, and {rest} "
         f"{'has' if ranks - longer == 1 else 'have'} {least or 'none'}. Give each receive buffer "
         "the length of the chunk that arrives, which may differ from the chunk that you send: "
@@ -252,6 +265,7 @@ class Broadcast(Call):
     seat: int = 0
 
     noun = "values"
+    legend = "the zeros at the end of a value count the rank that it comes from."
     unchanged = "`tensor` is unchanged: receive into it, or copy the received values into it."
     note = "`src` is a global rank; dist.get_group_rank(group, src) is its number in the group."
 
@@ -304,6 +318,13 @@ class ReduceScatter(Call):
                     "starts on rank c + 1 if you send to rank + 1, on rank c - 1 if you send to "
                     "rank - 1."
                 )
+            for each in members if number != index else ():
+                if result.equal(chunk + inputs[each].chunk(len(members))[number]):
+                    return (
+                        f"this is chunk {number} of the sum, with the chunk of rank {each} twice, "
+                        f"and {here} must have chunk {index}. After N-1 rounds a chunk contains "
+                        "the values of every rank: a further round adds some of them again."
+                    )
         terms = _summands(result, {each: inputs[each].chunk(len(members)) for each in members})
         if not terms or set(terms.values()) == {index}:
             return sentence

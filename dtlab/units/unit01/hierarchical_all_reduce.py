@@ -7,18 +7,20 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
 from dtlab.units.unit01.calls import HierarchicalAllReduce, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
-    chunks_pattern,
+    calls_of,
     judge_result,
     judge_sent,
     judge_subgroups,
     messages,
     other_dtype,
+    sizes_pattern,
 )
 
 if TYPE_CHECKING:
@@ -94,6 +96,29 @@ def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
     )
 
 
+def _pattern(seen: Seen) -> str:
+    """Advice if only some sizes are right, or only nodes of one rank, or only a single node."""
+    flat, single, wrong = set(), set(), set()  # numbers of the runs
+    for number, run in enumerate(seen):
+        (per_node,) = {getattr(call, "ranks_per_node", 1) for call in calls_of(run)}
+        ranks = run.trial.world_size
+        flat |= {number} if per_node == 1 < ranks else set()
+        single |= {number} if per_node == ranks > 1 else set()
+        wrong |= {number} if run.mistakes else set()
+    if not (flat and single) or sizes_pattern(seen, "G"):
+        return sizes_pattern(seen, "G")
+    if not (flat | single) & wrong:
+        return (
+            "Right if every node has one rank, and if there is only one node. Between the nodes, "
+            "the ranks in seat s sum part s of the tensor, which is complete in their node."
+        )
+    if not flat & wrong:
+        return "Right if every node has one rank: look at the two steps inside a node."
+    if not single & wrong:
+        return "Right if there is only one node: look at the all-reduce between the nodes."
+    return ""
+
+
 PART = Part(
     name="01/hierarchical_all_reduce",
     level=2,
@@ -109,7 +134,7 @@ PART = Part(
                 3,
                 judge_result(
                     "the sum is right and in place on up to 6 ranks, in nodes of 1, 2 and 3",
-                    lambda seen: chunks_pattern(seen, "G"),
+                    _pattern,
                 ),
             ),
             Rule("subgroups", 1, judge_subgroups),

@@ -15,9 +15,9 @@ from dtlab.units.unit01.calls import Call
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["Message", "after_result", "by_luck", "calls_of", "chunks_pattern", "judge_result",
-           "judge_sent", "judge_subgroups", "messages", "other_dtype", "over_the_world",
-           "world_sizes_right"]  # fmt: skip
+__all__ = ["Message", "after_result", "by_luck", "calls_of", "chunks_pattern", "first_mistake",
+           "judge_result", "judge_sent", "judge_subgroups", "messages", "other_dtype",
+           "over_the_world", "sizes_pattern", "world_sizes_right"]  # fmt: skip
 
 _POINT_TO_POINT = {"send", "recv", "barrier"}
 
@@ -98,15 +98,23 @@ def by_luck(seen: Seen) -> str:
     for run in seen:
         for event in run.trace.events if run.trace is not None else ():
             if event.name in ("send", "recv") and event.extra.get("blocked") == []:
+                line = event.extra.get("line")
                 return (
                     f"{run.trial.words()}: the result is right, but by luck: rank {event.rank} "
-                    f"does not wait for its dist.i{event.name}. Call wait() on the object that "
-                    f"dist.i{event.name} returns: only then is the transfer complete."
+                    f"does not wait for its dist.i{event.name}{f' in line {line}' * bool(line)}. "
+                    f"Call wait() on the object that dist.i{event.name} returns: only then is the "
+                    "transfer complete."
                 )
     return ""
 
 
 # Criteria that every part has -------------------------------------------------------------------
+
+
+def first_mistake(seen: Seen) -> str:
+    """The first mistake, or "". A wrong result comes first: it is often why messages misfit."""
+    in_order = sorted(seen, key=lambda run: run.hung)
+    return next((mistake for run in in_order for mistake in run.mistakes), "")
 
 
 def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
@@ -117,8 +125,8 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
 
     def judge(seen: Seen) -> Verdict:
         world = over_the_world(seen)
-        mistakes = [mistake for run in world for mistake in run.mistakes]
-        wrong = f"{mistakes[0]}\n{pattern(world)}".rstrip() if mistakes else by_luck(world)
+        mistake = first_mistake(world)
+        wrong = f"{mistake}\n{pattern(world)}".rstrip() if mistake else by_luck(world)
         wrong = _moved_by_other_code(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
@@ -190,18 +198,40 @@ def world_sizes_right(seen: Seen) -> set[int]:
     return {run.trial.world_size for run in seen} - wrong
 
 
-def chunks_pattern(seen: Seen, count: str = "N") -> str:
-    """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits.
+def chunks_pattern(seen: Seen) -> str:
+    """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits."""
+    wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
+    if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
+        return f"Right on 1 and 2 ranks only{_why_not_on_three(seen)}"
+    return sizes_pattern(seen)
+
+
+def sizes_pattern(seen: Seen, count: str = "N") -> str:
+    """Advice if only sizes that N divides are right; else empty.
 
     `count` is the number of chunks of the tensor, as the advice writes it.
     """
-    wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
-    if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
-        return "Right on 1 and 2 ranks only: a chunk takes N-1 rounds to reach every rank."
     if all(map(_only_uneven_is_wrong, seen)):
         split = f"tensor.tensor_split({count})"
         return f"Right only if N divides the size: let the sizes of chunks differ ({split})."
     return ""
+
+
+def _why_not_on_three(seen: Seen) -> str:
+    """The rest of a sentence on a ring that is right on 1 and 2 ranks only."""
+    run = next((run for run in seen if run.trace is not None and len(run.trial.cases) == 1), None)
+    sent = messages(run.trace) if run is not None and run.trace is not None else []
+    if run is None or len(sent) < run.trial.world_size * (run.trial.world_size - 1):
+        return ": a chunk takes N-1 rounds to reach every rank."
+    if max(message.bytes for message in sent) >= 4 * calls_of(run)[0].size:
+        return (
+            ": the whole tensor that arrives is a sum already, which you add to your own sum. "
+            "Send one chunk in each round."
+        )
+    return (
+        ", where both neighbours are one rank: check the direction. If you send to rank + 1, the "
+        "number of the chunk goes one back in each round; if you send to rank - 1, one forward."
+    )
 
 
 def _only_uneven_is_wrong(run: Observation) -> bool:

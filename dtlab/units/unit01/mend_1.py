@@ -12,6 +12,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import labelled
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.waits import judge_waits
+from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import (
     BYTES,
     ELEMENTS,
@@ -47,7 +48,8 @@ class Blocks(Returning):
         for rank, noted in enumerate(results):
             got, first = noted["returned"], rank - rank % self.per_node
             if not are_tensors(got, self.per_node):
-                message = f"return a list of {self.per_node} blocks, one per rank of the node."
+                goal = counted(self.per_node, "block")
+                message = f"return a list of {goal}, one per rank of the node."
                 yield "result", f"rank {rank}: {message}"
                 return
             for place, block in enumerate(blocks[first : first + self.per_node]):

@@ -12,6 +12,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import labelled
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.waits import judge_waits
+from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import BYTES, ELEMENTS, Returning, all_reduced, mend, traffic
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Batches(Returning):
 
     def __str__(self) -> str:
         places = ", ".join(f"rank {rank}'s of step {step}" for rank, step in sorted(self.bad))
-        return f"{self.steps} batches" + (f", bad: {places}" if places else ", all good")
+        batches = counted(self.steps, "batch", "batches")
+        return batches + (f", bad: {places}" if places else ", all good")
 
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
         """The batches of a rank, [steps, size]."""

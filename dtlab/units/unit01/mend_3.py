@@ -12,6 +12,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import labelled, wrong_sum
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.waits import judge_waits
+from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import BYTES, ELEMENTS, all_reduced, mend, traffic
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Grid(Faulty):
     topic: str = "result"
 
     def __str__(self) -> str:
-        return f"{self.per_row} ranks in a row"
+        return f"{counted(self.per_row, 'rank')} in a row"
 
     def inputs(self, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs and gradients of a rank."""

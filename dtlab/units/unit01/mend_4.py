@@ -12,6 +12,7 @@ from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.values import labelled
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short, whole
+from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import (
     BYTES,
     ELEMENTS,
@@ -37,7 +38,7 @@ class Strips(Returning):
     width: int
 
     def __str__(self) -> str:
-        return f"{self.height} rows on each rank"
+        return f"{counted(self.height, 'row')} on each rank"
 
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor]:
         return (labelled(self.seed, self.height * self.width, rank).view(self.height, self.width),)
@@ -51,7 +52,7 @@ class Strips(Returning):
         for rank, noted in enumerate(results):
             got = noted["returned"]
             if isinstance(got, str | list) or got.shape != (rows, self.width):
-                yield "result", f"rank {rank}: return one tensor, with {rows} rows."
+                yield "result", f"rank {rank}: return one tensor, with {counted(rows, 'row')}."
                 return
             for place in range(rows):
                 wanted = (rank * self.height + place - 1) % len(field)

@@ -13,6 +13,7 @@ from dtlab.grading.checking.values import labelled, total, wrong_sum
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short, whole
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import (
     Returning,
     all_reduced,
@@ -99,7 +100,7 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
     summed = {(row, column) for row, column in elements}
     if answer == summed:
         return ""
-    message = f"you name {len(answer)} elements, and {len(summed)} hold the sum."
+    message = f"you name {counted(len(answer), 'element')}, and {len(summed)} hold the sum."
     if len(answer) == len(summed):
         message = "the number of elements is right, but not all of these elements hold the sum."
     return (

@@ -14,6 +14,7 @@ from dtlab.grading.checking.criteria import Faulty, Seen, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.mends import MendProgram
 from dtlab.grading.words import amount, ranks_in_words
+from dtlab.predict.units import counted
 from dtlab.units.unit01.judges import by_luck
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def traffic(
             if other:
                 return f"rank {rank} calls {other[0]}. {advice}"
             if used.total() > calls:
-                return f"rank {rank} makes {used.total()} calls. {advice}"
+                return f"rank {rank} makes {counted(used.total(), 'call')}. {advice}"
         return ""
 
     def too_much(trace: Trace) -> str:

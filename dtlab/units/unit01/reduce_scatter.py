@@ -11,6 +11,7 @@ from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount, ranks_in_words
+from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import ReduceScatter, draw_groups
 from dtlab.units.unit01.judges import (
     after_result,
@@ -26,13 +27,21 @@ from dtlab.units.unit01.judges import (
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["BYTES", "PART", "RANKS", "ring_rules"]
+__all__ = ["BYTES", "PART", "RANKS", "ring_rules", "sends_as_a_ring"]
 
 # Traffic in one or two halves of a ring all-reduce -----------------------------------------------
 
 RANKS = 4  # number of ranks in the trial that counts bytes, neighbours and rounds
 BYTES = 4 << 20  # size of the tensor in that trial, float32
 _SLACK = 0.01  # of the bytes that a ring needs
+
+
+def sends_as_a_ring(seen: Seen, halves: int) -> bool:
+    """Whether the first trial has sent as many bytes as `halves` halves of a ring all-reduce."""
+    need = halves * (RANKS - 1) / RANKS * BYTES
+    measured = (run for run in seen if len(run.trial.cases) == 1 and run.trace is not None)
+    sent = [count for run in measured for count in (run.trace.bytes_sent() if run.trace else ())]
+    return bool(sent) and all(abs(count - need) <= _SLACK * need for count in sent)
 
 
 def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
@@ -66,7 +75,7 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         if sends and most / sends > (1 - _SLACK) * BYTES:
             return "You pass the whole tensor on in every round: pass one chunk."
         if halves == 1 and abs(most - 2 * need) <= _SLACK * need:
-            return "These are both halves of a ring all-reduce: stop after N-1 rounds."
+            return "These are both halves of a ring all-reduce: stop after the first."
         if halves == 2 and abs(most - need / 2) <= _SLACK * need:
             return "This is half a ring: N-1 rounds reduce-scatter, and N-1 all-gather the sums."
         return f"Some chunks are {'not sent' if most < need else 'sent further than needed'}."
@@ -89,11 +98,11 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
         needed = "N-1" if halves == 1 else f"{halves}(N-1)"
         if rounds <= goal:
             return ""
-        return (
-            f"{rounds} rounds on {RANKS} ranks; a ring needs {needed} = {goal}. "
-            "Each message to the same neighbour costs a latency: send a whole chunk in one "
-            "message."
-        )
+        advice = "Each message to a neighbour costs a latency: send a whole chunk in one message."
+        if min(message.bytes for message in messages(trace)) >= BYTES // RANKS:
+            advice = f"Stop after {needed} rounds."
+        made = counted(rounds, "round")
+        return f"{made} on {RANKS} ranks; a ring needs {needed} = {goal}. {advice}"
 
     least = (1 - _SLACK) * need  # a rank that sends fewer bytes does not run a ring yet
     return (
@@ -133,7 +142,7 @@ def _changed_input(seen: Seen) -> str:
 PART = Part(
     name="01/reduce_scatter",
     level=2,
-    title="Reduce-scatter",
+    title="The reduce-scatter",
     minutes=25,
     difficulty=1,
     check=Check(

@@ -5,11 +5,17 @@ from __future__ import annotations
 import random
 
 from dtlab.grading.checking.checks import Check, Rule
+from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit01.calls import AllReduce, draw_groups
-from dtlab.units.unit01.judges import chunks_pattern, judge_result, judge_subgroups
-from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, ring_rules
+from dtlab.units.unit01.judges import (
+    chunks_pattern,
+    first_mistake,
+    judge_result,
+    judge_subgroups,
+)
+from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, ring_rules, sends_as_a_ring
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -23,6 +29,30 @@ def _trials(seed: int) -> list[Trial]:
         trials.append(Trial(ranks, [AllReduce(seed, size) for size in (divides, uneven, few)]))
     groups = draw_groups(draw, world_size=5, size=3)
     return [*trials, Trial(5, [AllReduce(seed, 7, groups)])]
+
+
+def _pattern(seen: Seen) -> str:
+    """Advice if the results follow a known pattern, or if only the bytes are those of a ring."""
+    mistake = first_mistake(seen)
+    if chunks_pattern(seen) or not sends_as_a_ring(seen, halves=2) or "unchanged" in mistake:
+        return chunks_pattern(seen)
+    if " only, those of" in mistake:
+        return (
+            "What arrives is added to itself: receive into a separate buffer, "
+            "torch.empty_like(chunk), and add that to your chunk."
+        )
+    if mistake.endswith(" twice."):
+        return (
+            "In the first N-1 rounds each rank adds its chunk to what arrives; in the last N-1, "
+            "the finished chunk that arrives replaces yours: copy_(), not +=."
+        )
+    if " hold" in mistake or " should be " in mistake:
+        return (
+            "You send as many bytes as a ring, so look at the numbers of the chunks. Print which "
+            "chunk you send and which one you receive in each round, and compare them with the "
+            "drawing in the text."
+        )
+    return ""
 
 
 PART = Part(
@@ -40,7 +70,7 @@ PART = Part(
                 judge_result(
                     "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, even if N does not "
                     "divide the size, and with fewer elements than ranks",
-                    chunks_pattern,
+                    _pattern,
                 ),
             ),
             Rule("subgroups", 2, judge_subgroups),

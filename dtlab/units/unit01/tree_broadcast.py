@@ -11,6 +11,7 @@ from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import Broadcast, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
@@ -69,7 +70,8 @@ def _more_rounds(_: Broadcast, trace: Trace) -> str:
     if rounds <= goal:
         return ""
     return (
-        f"{rounds} rounds on {_RANKS} ranks; a tree needs {goal} = log2 N, rounded up. In every "
+        f"{counted(rounds, 'round')} on {_RANKS} ranks; a tree needs {goal} = log2 N, rounded "
+        f"up. In every "
         "round each rank that has the tensor must send it, in one message, to one rank that lacks "
         "it: first to the rank with the largest subtree."
     )

@@ -13,6 +13,7 @@ from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amounts, train
 
 __all__ = ["ONE_EACH", "PART", "Afterwards"]
@@ -41,7 +42,8 @@ class Afterwards(Training):
             message = f"the rank calls {step.others}. Each gradient takes one dist.all_reduce."
         elif count > most:
             message = (
-                f"{count} all-reduces for {most} gradients. Look for a loop that visits the same "
+                f"{counted(count, 'all-reduce')} for {counted(most, 'gradient')}. Look for a "
+                f"loop that visits the same "
                 "parameter twice, or for an all-reduce of a value that all ranks have anyway."
             )
         elif count == 0:

@@ -16,6 +16,7 @@ from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amounts, train
 
 __all__ = ["PART", "Counted", "closed_before", "draw_plan", "packed", "wrong_number"]
@@ -148,8 +149,7 @@ def wrong_number(step: Step) -> Iterator[Fault]:
 
 def _counted(count: int, goal: int, dtype: str = "") -> str:
     """A text like "1 all-reduce of float64, for 3 buckets"."""
-    plural = ["s" * (number != 1) for number in (count, goal)]
-    return f"{count} all-reduce{plural[0]}{dtype}, for {goal} bucket{plural[1]}"
+    return f"{counted(count, 'all-reduce')}{dtype}, for {counted(goal, 'bucket')}"
 
 
 def _wrong_bytes(step: Step) -> Iterator[Fault]:

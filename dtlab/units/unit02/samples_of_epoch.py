@@ -14,6 +14,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import count_ranks, ranks_in_words
+from dtlab.predict.units import counted
 
 __all__ = ["PART", "Epochs"]
 
@@ -33,7 +34,7 @@ class Epochs(Faulty):
     topic: str = "covering"
 
     def __str__(self) -> str:
-        return f"{self.num_samples} samples in batches of {self.batch_size}"
+        return f"{counted(self.num_samples, 'sample')} in batches of {self.batch_size}"
 
     def order(self, rank: int) -> tuple[int, ...]:
         """The epochs, in the order in which this rank requests them."""
@@ -86,8 +87,9 @@ class Epochs(Faulty):
             ):
                 yield (
                     "mixing",
-                    f"in {len(self.epochs)} epochs rank {rank} sees the same "
-                    f"{len(samples[rank][self.epochs[0]])} samples, and never a sample of another "
+                    f"in {counted(len(self.epochs), 'epoch')} rank {rank} sees the same "
+                    f"{counted(len(samples[rank][self.epochs[0]]), 'sample')}, and never a "
+                    f"sample of another "
                     "rank. Shuffle all samples first, and then take the rank's part.",
                 )
             if result["untouched"] is not True:
@@ -143,10 +145,12 @@ class Epochs(Faulty):
                 "of batches."
             )
         if odd:
-            return f"a batch has {odd[0]} samples. Every batch must have 1 to {self.batch_size}."
+            samples = counted(odd[0], "sample")
+            return f"a batch has {samples}. Every batch must have 1 to {self.batch_size}."
         if counts[0] > goal:
             return (
-                f"each rank has {counts[0]} batches, but {goal} can hold all samples. Distribute "
+                f"each rank has {counted(counts[0], 'batch', 'batches')}, but {goal} can hold "
+                f"all samples. Distribute "
                 "samples evenly, and fill batches as far as all ranks can."
             )
         return ""

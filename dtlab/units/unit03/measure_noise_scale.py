@@ -16,6 +16,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.unseen import FOREIGN, Reducing
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.shares import plain_value
 from dtlab.units.unit03.training import in_each_step
@@ -71,7 +72,7 @@ class Measuring(Reducing):
     groups: Groups = ()
 
     def __str__(self) -> str:
-        words = f"{self.elements} elements, {self.batch} samples each"
+        words = f"{counted(self.elements, 'element')}, {counted(self.batch, 'sample')} each"
         return words + (f", {groups_in_words(self.groups)}" if self.groups else "")
 
     @property
@@ -199,7 +200,7 @@ class Measuring(Reducing):
         }
         plain = (
             f"your function returns {got:.4g}, but tr(Sigma) / |G|^2 is {norms.scale:.4g} on "
-            f"{size} ranks."
+            f"{counted(size, 'rank')}."
         )
         return next((why for why, value in known.items() if _same(got, value)), plain)
 

@@ -19,6 +19,7 @@ from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.grading.scripts.judges import bytes_left
 from dtlab.grading.words import amount, count_ranks
+from dtlab.predict.units import counted
 
 __all__ = ["BATCH", "FIRST", "MEMORY", "PART", "RANKS", "SAMPLES", "TARGET", "Setting"]
 
@@ -73,31 +74,34 @@ class Setting(Faulty):
         if micro > self.memory:
             yield (
                 "batch",
-                f"a forward pass has {micro} samples, but a rank has memory for {self.memory}.",
+                f"a forward pass has {counted(micro, 'sample')}, but a rank has memory for "
+                f"{self.memory}.",
             )
         elif taken != self.batch:
             yield (
                 "batch",
-                f"{micro} samples x {count} microbatches x {count_ranks(self.ranks)} are {taken} "
+                f"{counted(micro, 'sample')} x {counted(count, 'microbatch', 'microbatches')} x "
+                f"{count_ranks(self.ranks)} are {taken} "
                 f"in an update, but the batch is {self.batch}.",
             )
         elif micro < min(self.memory, self.batch // self.ranks):
             yield (
                 "batch",
-                f"{count} microbatches of {micro} samples, but there is memory for {self.memory}. "
+                f"{counted(count, 'microbatch', 'microbatches')} of {counted(micro, 'sample')}, "
+                f"but there is memory for {self.memory}. "
                 "Each extra microbatch costs a forward and a backward pass. Use larger ones.",
             )
         if needed > self.samples:
             yield (
                 "updates",
-                f"{updates} updates of {self.batch} samples take {needed}, but there are only "
-                f"{self.samples}.",
+                f"{counted(updates, 'update')} of {counted(self.batch, 'sample')} take {needed}, "
+                f"but there are only {self.samples}.",
             )
         elif needed + self.batch <= self.samples:
             yield (
                 "updates",
-                f"{updates} updates leave {self.samples - needed} samples over, enough for "
-                "another update.",
+                f"{counted(updates, 'update')} leave {counted(self.samples - needed, 'sample')} "
+                f"over, enough for another update.",
             )
 
 
@@ -159,7 +163,7 @@ class Rehearsal(Faulty):
     plan: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return f"{_REHEARSED} updates"
+        return counted(_REHEARSED, "update")
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         return {**self.plan, "updates": _REHEARSED, "warmup": 0, "rate": 0.05}
@@ -255,7 +259,7 @@ def _too_much_sent(seen: Seen) -> str:
             # Allowed: the initial parameters, 1.25 times the gradients, 64 KiB for gloo itself.
             if sent > 1.25 * _REHEARSED * gradient + gradient + (1 << 16):
                 return (
-                    f"rank 0 sent {amount(sent)} in {_REHEARSED} updates, "
+                    f"rank 0 sent {amount(sent)} in {counted(_REHEARSED, 'update')}, "
                     f"{sent / _REHEARSED / gradient:.1f} gradients in each. Accumulate them on a "
                     "rank until the last microbatch."
                 )

@@ -21,6 +21,7 @@ from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.unseen import Reducing, inside_marks
 from dtlab.grading.checking.values import sgd_step
+from dtlab.predict.units import counted
 from dtlab.units.unit03.shares import (
     Shares,
     loss_sum,
@@ -195,14 +196,14 @@ def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
     for number, (samples, held) in enumerate(passes):
         if samples > largest:
             return (
-                f"the model gets {samples} samples at once, and the largest microbatch has "
-                f"{largest}: accumulation is meant to save memory."
+                f"the model gets {counted(samples, 'sample')} at once, and the largest "
+                f"microbatch has {largest}: accumulation is meant to save memory."
             )
         if held:
             return (
                 f"forward pass {number + 1} begins while the graph of an earlier one is still "
-                f"held, with {held} tensors. Call backward for every microbatch, before the "
-                "next forward pass: it frees the graph."
+                f"held, with {counted(held, 'tensor')}. Call backward for every microbatch, "
+                f"before the next forward pass: it frees the graph."
             )
     return ""
 

@@ -19,6 +19,7 @@ from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ class Spanning(Faulty):
 
     def __str__(self) -> str:
         count = len(self.sizes) - 1
-        return f"{count} layer{'s' * (count != 1)}, k = {self.k}"
+        return f"{counted(count, 'layer')}, k = {self.k}"
 
     @property
     def groups(self) -> list[list[int]]:
@@ -104,7 +105,7 @@ class Spanning(Faulty):
                 yield "last", f"the last group, {last}, is under a checkpoint too. {_AT_ONCE}"
             for layer, (got, enough) in enumerate(zip(step["runs"], right["runs"], strict=True)):
                 if got != enough:
-                    runs = f"layer {layer} runs {got} times in a step"
+                    runs = f"layer {layer} runs {counted(got, 'time')} in a step"
                     yield "runs", f"{runs}, and {enough} is enough: {_ENOUGH}"
 
 

@@ -19,6 +19,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit04.scaled_backward import FINISHED
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Scaling(Faulty):
     topic: str = "training"
 
     def __str__(self) -> str:
-        words = [f"{len(self.kinds[0])} steps", f"a scale of {self.init_scale:g} at first"]
+        words = [counted(len(self.kinds[0]), "step"), f"a scale of {self.init_scale:g} at first"]
         if self.growth_interval < 2000:
             words.append(f"growth_interval={self.growth_interval}")
         if any(self.clips):
@@ -162,7 +163,7 @@ class Scaling(Faulty):
             if want and not got:
                 return f"{name} does not step, although all of its gradients are finite."
             if got != want:
-                return f"{name} steps {got} times."
+                return f"{name} steps {counted(got, 'time')}."
         start = self.right["parameters"][step - 1] if step else START
         way, right = record["parameters"][step] - start, self.right["parameters"][step] - start
         factor = float((way * right).sum() / right.square().sum())

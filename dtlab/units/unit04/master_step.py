@@ -17,6 +17,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit04.scaled_backward import FINISHED as SCALERS
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Mastered(Faulty):
     topic: str = "masters"
 
     def __str__(self) -> str:
-        return f"{len(self.kinds)} steps in {self.dtype}, a scale of {self.scale:g}"
+        return f"{counted(len(self.kinds), 'step')} in {self.dtype}, a scale of {self.scale:g}"
 
     def gradients(self) -> list[list[Tensor | None]]:
         """The gradients of each step and parameter, times the scale, in the parameters' format."""

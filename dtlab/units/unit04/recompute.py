@@ -20,6 +20,7 @@ from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,7 +91,8 @@ class Recomputing(Faulty):
             yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
         forward, backward = record["runs"]
         if self.topic == "gradients" and (forward != 1 or backward > 1):
-            runs = f"the layer runs {forward} times in forward and {backward} times in backward"
+            times = [counted(each, "time") for each in (forward, backward)]
+            runs = f"the layer runs {times[0]} in forward and {times[1]} in backward"
             yield "runs", f"{runs}. Once in each is enough, for any number of inputs."
         elif self.topic == "gradients" and not backward:
             yield "runs", "the layer does not run in backward: what is kept instead?"
@@ -179,7 +181,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="04/recompute",
     level=2,
-    title="Run it again in backward",
+    title="Compute again in backward",
     minutes=17,
     difficulty=2,
     check=Check(

@@ -233,4 +233,4 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("04/representable", 1, "What a format holds", 10, 2, _QUESTIONS)
+PART = Part("04/representable", 1, "What a format can represent", 10, 2, _QUESTIONS)

@@ -20,6 +20,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -142,7 +143,7 @@ class Backwards(Faulty):
         if result["steps"]:
             yield (
                 "unscaled",
-                f"the optimizer stepped {result['steps']} times. The caller does that.",
+                f"the optimizer stepped {counted(result['steps'], 'time')}. The caller does that.",
             )
         before = _tensors(drawn_seed(self.seed))[1:5]
         if not all(new.equal(old) for new, old in zip(result["parameters"], before, strict=False)):

@@ -11,6 +11,7 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 
 __all__ = ["PART", "Updating", "next_scale"]
 
@@ -32,7 +33,7 @@ class Updating(Faulty):
     topic: str = "backoff"
 
     def __str__(self) -> str:
-        return f"{len(self.rows)} steps"
+        return counted(len(self.rows), "step")
 
     def given(self, rank: int, world_size: int) -> list[Row]:
         return list(self.rows)
@@ -110,7 +111,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="04/update_scale",
     level=2,
-    title="Adjust the scale",
+    title="A scale that adapts",
     minutes=8,
     difficulty=1,
     check=Check(

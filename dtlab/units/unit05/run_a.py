@@ -14,6 +14,7 @@ from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import Scene, proof, script_part, unmoved
 from dtlab.grading.scripts.reference import Optimizer
 from dtlab.grading.scripts.run import events_of, other_losses
+from dtlab.predict.units import counted
 from dtlab.units.unit05.runs import EXACT, REDUCES, ShardedRun, scene, trials_of
 
 _MORE = 0.5  # of the model's bytes, for buffers; whole gradients would take 1
@@ -26,7 +27,7 @@ def _unmoved(case: ShardedRun, results: list[Any], run: Observation) -> str:
         if names:
             return (
                 f"{len(names)} of the {len(pieces)} pieces of rank {rank} have the same values "
-                f"after {case.steps} steps as before."
+                f"after {counted(case.steps, 'step')} as before."
             )
     return ""
 
@@ -49,7 +50,8 @@ def _holds_more(case: ShardedRun, results: list[Any], run: Observation) -> str:
 def _other_passes(case: ShardedRun, results: list[Any], run: Observation) -> str:
     rows = max(result["rows"] for result in results)
     if rows > case.rows // 2:
-        return f"a layer computes {rows} samples at once; a microbatch has {case.rows // 2}."
+        samples = counted(rows, "sample")
+        return f"a layer computes {samples} at once; a microbatch has {case.rows // 2}."
     steps = max(1, len(results[0]["losses"]))  # `other_losses` reports missing steps
     reduced = sum(event.bytes for event in events_of(run, *REDUCES)) // steps
     if not 0.9 < reduced / (4 * case.elements) < 1.5:  # padding takes some

@@ -8,6 +8,7 @@ from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import proof, script_part
 from dtlab.grading.scripts.run import events_of, other_losses, other_steps
+from dtlab.predict.units import counted
 from dtlab.units.unit05.runs import (
     REDUCES,
     ROOM,
@@ -43,7 +44,7 @@ def _narrow_gradients(case: ShardedRun, results: list[Any], run: Observation) ->
     if narrow:
         return (
             f"{sum(narrow) // case.steps:,} bytes of gradients are sent in 16 bits in each step, "
-            f"in {len(narrow)} operations. Which policy do these modules have?"
+            f"in {counted(len(narrow), 'operation')}. Which policy do these modules have?"
         )
     reduced = sum(event.bytes for event in events_of(run, *REDUCES))
     if reduced < 0.9 * 4 * case.elements * case.steps:

@@ -8,6 +8,7 @@ from dtlab.grading.checking.criteria import criterion
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.scripts.run import other_losses
+from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, trials_of
 
@@ -37,7 +38,8 @@ def _grows(case: ShardedRun, results: list[Any], run: Observation) -> str:
             )
         if rises(nodes, 0):
             return (
-                f"rank {rank}: autograd's graph has {nodes[0]} operations before the second batch "
+                f"rank {rank}: autograd's graph has {counted(nodes[0], 'operation')} before the "
+                f"second batch "
                 f"and {nodes[-1]} before the last: the graph reaches back through all steps. "
                 "Which tensor that you keep or add up still has its graph?"
             )

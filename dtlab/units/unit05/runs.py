@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.scripts.run import Program, TrainingRun, events_of
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -45,7 +46,8 @@ class ShardedRun(TrainingRun):
     kept: bool = False
 
     def __str__(self) -> str:
-        return f"{self.depth} layers of width {self.width}, {self.steps} steps"
+        layers = counted(self.depth, "layer")
+        return f"{layers} of width {self.width}, {counted(self.steps, 'step')}"
 
     @property
     def sizes(self) -> tuple[int, int]:

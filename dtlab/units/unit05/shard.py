@@ -11,6 +11,7 @@ from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.checking.resident import Mark, Moment, grown_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import (
     OnBlock,
     OnLargeBlock,
@@ -61,8 +62,8 @@ class Sharding(OnBlock):
             if not alike(front, whole):
                 yield "flat", f"flat {off_from(front, whole)}. {_FLAT}"
             elif len(flat) != len(wanted):
-                pad = f"Pad {len(whole)} elements so that each of {ranks} ranks has {length}"
-                yield "padding", f"flat has {len(flat)} elements. {pad}."
+                pad = f"Pad {counted(len(whole), 'element')} so that each rank has {length}"
+                yield "padding", f"flat has {counted(len(flat), 'element')}. {pad}."
             elif not alike(flat, wanted):
                 yield "padding", "the padding after the parameters is not 0."
             if result["graph"]:

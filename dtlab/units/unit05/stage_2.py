@@ -280,7 +280,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="05/stage_2",
     level=2,
-    title="Stage 2",
+    title="ZeRO stage 2, gradients go to their owners",
     minutes=18,
     difficulty=2,
     check=Check(

@@ -17,6 +17,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import FINISHED, alike, flat_gradients, flat_of, lay, off_from
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Hooked(Faulty):
     topic: str = "result"
 
     def __str__(self) -> str:
-        return f"{len(self.sizes) - 1} blocks"
+        return counted(len(self.sizes) - 1, "block")
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         batches = [self.batch(rank, step) for step in range(_STEPS)]
@@ -208,7 +209,8 @@ def faults_in(log: Log, blocks: int) -> Iterator[Fault]:
         elif event == "step":
             for number, times in enumerate(reduced):
                 if times != 1:
-                    yield "reduce", f"block {number} is reduced {times} times in a step. {_ALL}"
+                    often = counted(times, "time")
+                    yield "reduce", f"block {number} is reduced {often} in a step. {_ALL}"
             direction, reduced = "forward", [0] * blocks
         if len(whole) > _MOST:
             yield "peak", f"{_blocks(whole)} whole at the same time. {_WHEN['free']}"
@@ -245,7 +247,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="05/stage_3",
     level=2,
-    title="Stage 3",
+    title="ZeRO stage 3, the four functions at the right time",
     minutes=16,
     difficulty=3,
     check=Check(

@@ -145,4 +145,4 @@ QUESTIONS = asked(
     },
 )
 
-PART = Part("05/states", 1, "Bytes by stage and ranks", 8, 2, QUESTIONS)
+PART = Part("05/states", 1, "Bytes by ZeRO stage and ranks", 8, 2, QUESTIONS)

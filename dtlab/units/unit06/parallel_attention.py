@@ -13,6 +13,7 @@ from dtlab.grading.checking.groups import draw_groups
 from dtlab.grading.checking.resident import grown_by
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit06.parallel_mlp import ModuleCase, ResidentShards
 from dtlab.units.unit06.passes import Tensors, wrong_calls
 
@@ -40,8 +41,8 @@ class OfAttention(ModuleCase):
     @property
     def size(self) -> str:
         sequences, tokens = self.tokens
-        heads = f"{self.heads} heads of queries, {self.kv_heads} of keys and values"
-        return f"{sequences} x {tokens} tokens, {heads}"
+        heads = f"{counted(self.heads, 'head')} of queries, {self.kv_heads} of keys and values"
+        return f"{sequences} x {counted(tokens, 'token')}, {heads}"
 
     @property
     def numbers(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from dtlab.grading.checking.resident import (
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 from dtlab.units.unit06.passes import FINISHED, PAIR, Layer, Tensors, compare, wrong_calls
 
 if TYPE_CHECKING:
@@ -196,7 +197,8 @@ class OfMLP(ModuleCase):
     @property
     def size(self) -> str:
         sequences, tokens = self.tokens
-        return f"{sequences} x {tokens} tokens, {self.hidden} features, {self.inner} inside"
+        size = f"{sequences} x {counted(tokens, 'token')}"
+        return f"{size}, {self.hidden} features, {self.inner} inside"
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

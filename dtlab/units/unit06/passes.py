@@ -19,6 +19,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen
 from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.unseen import inside_marks, unseen_collectives
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -235,4 +236,4 @@ def _wrong_calls(run: Observation) -> str:
 
 
 def _call(name: str, elements: int | None, dtype: str | None) -> str:
-    return f"{name} of {elements} elements of {dtype}" if elements else name
+    return f"{name} of {counted(elements, 'element')} of {dtype}" if elements else name

@@ -22,6 +22,7 @@ from dtlab.grading.scripts.run import (
     other_losses,
     other_parameters,
 )
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -54,8 +55,8 @@ class SharedRun(TrainingRun):
     )
 
     def __str__(self) -> str:
-        steps = f"{self.num_steps} step" + "s" * (self.num_steps > 1)
-        return f"{self.depth} layers of {self.width} and {self.inner} features, {steps}"
+        steps = counted(self.num_steps, "step")
+        return f"{counted(self.depth, 'layer')} of {self.width} and {self.inner} features, {steps}"
 
     @property
     def sizes(self) -> tuple[int, int, int]:

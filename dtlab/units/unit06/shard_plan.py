@@ -26,6 +26,7 @@ from dtlab.grading.questions.quantities import plain, short
 from dtlab.grading.questions.shapes import kind_in_words
 from dtlab.grading.report import Criterion
 from dtlab.predict.communication import bus_factor
+from dtlab.predict.units import counted
 from dtlab.units.unit06.plans_rules import (
     KINDS,
     NAMES,
@@ -188,8 +189,8 @@ def _too_many(name: str, called: Sequence[str], most: int) -> str:
         else "Which layers have the fewest bytes for the calls that they cost?"
     )
     return (
-        f"{name} calls {len(called)} collectives, {gathers} of them all-gathers; the budget is "
-        f"{most}. {advice}"
+        f"{name} calls {counted(len(called), 'collective')}, {gathers} of them all-gathers; the "
+        f"budget is {most}. {advice}"
     )
 
 

@@ -16,6 +16,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.predict import balance_stages
+from dtlab.predict.units import counted
 from dtlab.units.unit07.judging import LIMIT
 
 _NEAR = 1e-6  # of the best time: the precision of a bisection search
@@ -39,8 +40,8 @@ class Balancing(Faulty):
 
     def __str__(self) -> str:
         few = len(self.costs) < _FEW
-        shown = f"costs {list(self.costs)}" if few else f"{len(self.costs)} layers"
-        return f"{shown} on {self.stages} stage{'s' * (self.stages != 1)}"
+        shown = f"costs {list(self.costs)}" if few else counted(len(self.costs), "layer")
+        return f"{shown} on {counted(self.stages, 'stage')}"
 
     def advice(self, trouble: str) -> str:
         if self.topic != "large" or "did not finish" not in trouble:
@@ -84,7 +85,7 @@ class Balancing(Faulty):
             form = "Return a list of layers, by their numbers, for each stage: [[0, 1], [2]]."
             return f"it returns {text}. {form}"
         if len(cut) != self.stages:
-            return f"it makes {len(cut)} stages, not {self.stages}."
+            return f"it makes {counted(len(cut), 'stage')}, not {self.stages}."
         if [] in cut:
             number = cut.index([])
             return f"stage {number} has no layer. How many layers are left for it?"

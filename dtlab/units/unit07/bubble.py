@@ -42,7 +42,7 @@ _ONE_TOO_MANY = "one too many: how many stages are before the last one?"
 PART = Part(
     "07/bubble",
     1,
-    "The bubble, and the limit of a pipeline",
+    "The bubble, and what limits a pipeline",
     8,
     2,
     asked(

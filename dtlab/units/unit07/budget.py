@@ -17,6 +17,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.predict import Costs, peak_in_flight, simulate
+from dtlab.predict.units import counted
 from dtlab.schedules import (
     Schedule,
     as_schedule,
@@ -74,7 +75,7 @@ class Setting:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples} samples in {1e3 * self.step:.1f} ms, "
+            f"{counted(self.samples, 'sample')} in {1e3 * self.step:.1f} ms, "
             f"{self.memory:g} samples' activations on each rank"
         )
 
@@ -244,7 +245,8 @@ class Planned(Faulty):
             return
         schedule, ranks = as_schedule(results[0]["rows"]), self.setting.ranks
         if len(schedule) != ranks:
-            yield "runs", f"the schedule has {len(schedule)} rows, but there are {ranks} ranks."
+            rows = counted(len(schedule), "row")
+            yield "runs", f"the schedule has {rows}, but there are {ranks} ranks."
             return
         for flaw in find_faults(schedule):
             yield "runs", f"the schedule cannot run. {flaw.kind}: {flaw.message}"

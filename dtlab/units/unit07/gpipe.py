@@ -13,8 +13,8 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
-from dtlab.schedules import Schedule, grid
-from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, slow
+from dtlab.schedules import Schedule, gpipe
+from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, part_of_grid, slow
 
 
 def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
@@ -23,14 +23,14 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
         kinds = "".join(action.kind for action in row)
         late = kinds.find("F", kinds.find("B"))
         if late >= 0:
-            shown = grid(schedule, marked=[(rank, late)])
+            shown = part_of_grid(schedule, [(rank, late)])
             yield (
                 "order",
                 f"rank {rank} does {row[late]} after a backward: in GPipe every rank does all "
                 f"its forwards first.\n{shown}",
             )
             break
-    yield from slow(schedule, stages, count)
+    yield from slow(schedule, gpipe(stages, count))
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -45,7 +45,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="07/gpipe",
     level=2,
-    title="GPipe as lists",
+    title="GPipe",
     minutes=12,
     difficulty=1,
     check=Check(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +12,8 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.nets import Net
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
+from dtlab.predict import peak_in_flight
+from dtlab.predict.units import counted
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid, stage_ranks
 from dtlab.schedules import Fault as Flaw
 from dtlab.schedules.actions import clock
@@ -29,6 +31,7 @@ LIMIT = 2.0  # seconds for a call without ranks: a right answer takes a hundredt
 
 _FINISHED = ("dtlab.schedules.generators", "torch.distributed.pipelining.schedules")
 _MOST, _SHOWN = 5_000, 3  # the most actions of a schedule; the most flaws in a message
+_LINE = 66  # characters of a grid's line that fit into a report
 _FORM = 'Return a list for each rank, with actions like "2F0" or (2, "F", 0) in it.'
 _HALVES = re.compile(r", nor \d+I\d+ and \d+W\d+")
 
@@ -49,7 +52,8 @@ class Planned(Faulty):
     topic: str = "complete"
 
     def __str__(self) -> str:
-        return f"{_counted(self.stages, 'stage')}, {_counted(self.count, 'microbatch', 'es')}"
+        microbatches = counted(self.count, "microbatch", "microbatches")
+        return f"{counted(self.stages, 'stage')}, {microbatches}"
 
     def shows(self, criterion: str) -> bool:
         return (criterion == "edges") == (self.topic == "edges")
@@ -86,9 +90,9 @@ class Planned(Faulty):
         if isinstance(schedule, str):
             return schedule[:300]
         if len(schedule) != self.stages:
-            lists = _counted(len(schedule), "list")
+            lists = counted(len(schedule), "list")
             swapped = " Or are the two arguments swapped?" * (len(schedule) == self.count)
-            return f"{lists} for {_counted(self.stages, 'rank')}: rank r has stage r.{swapped}"
+            return f"{lists} for {counted(self.stages, 'rank')}: rank r has stage r.{swapped}"
         flaws = [*_elsewhere(schedule)]
         for flaw in find_faults(schedule, self.stages, self.count):
             if flaw.kind not in ("order", "wait"):  # this part does not use I and W
@@ -135,16 +139,33 @@ def _odd_action(rows: Sequence[Sequence[Any]]) -> str:
     return "one of the entries"
 
 
-def slow(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
-    """Yields a fault if the last action ends too late; every action takes one slot."""
-    slots = 1 + max(row[-1] for row in clock(schedule).slots)
-    least = 2 * (count + stages - 1)
-    if slots != least:
+def slow(schedule: Schedule, best: Schedule) -> Iterator[Fault]:
+    """Yields a fault if the last action ends later than in `best`; an action takes one slot."""
+    slots, wanted = clock(schedule).slots, clock(best).slots
+    ends, least = (1 + max(row[-1] for row in each) for each in (slots, wanted))
+    if ends != least:
+        _, rank, index = min(
+            (slot, rank, index)
+            for rank, row in enumerate(slots)
+            for index, slot in enumerate(row)
+            if slot > wanted[rank][index]
+        )
         yield (
             "time",
-            f"the last action ends after {slots} slots, but 2(m + p - 1) = {least} are enough. "
-            f"Which rank waits, and for what?\n{grid(schedule)}",
+            f"the last action ends after {ends} slots, but 2(m + p - 1) = {least} are enough. "
+            f"The first action that comes late is {schedule[rank][index]}: what does rank {rank} "
+            f"wait for?\n{part_of_grid(schedule, [(rank, index)])}",
         )
+
+
+def part_of_grid(schedule: Schedule, marked: Collection[tuple[int, int]]) -> str:
+    """The grid around the first of the `marked` actions, no wider than a report."""
+    return grid(schedule, marked=marked, width=_LINE)
+
+
+def first_above(row: Sequence[Action], most: int) -> int:
+    """The index of the first action of a rank after which it holds over `most` microbatches."""
+    return next(n for n in range(len(row)) if peak_in_flight([row[: n + 1]])[0] > most)
 
 
 def _drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
@@ -152,7 +173,7 @@ def _drawn(schedule: Schedule, flaws: Sequence[Flaw]) -> str:
     messages = [flaw.message for flaw in flaws[:_SHOWN]]
     messages += [f"And {len(flaws) - _SHOWN} more."] * (len(flaws) > _SHOWN)
     marked = {place for flaw in flaws for place in flaw.places}
-    return "\n".join([*messages, grid(schedule, marked=marked)])
+    return "\n".join([*messages, part_of_grid(schedule, marked)])
 
 
 def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
@@ -168,10 +189,6 @@ def _elsewhere(schedule: Schedule) -> Iterator[Flaw]:
                 if swapped:
                     message += " An action begins with its stage and ends with its microbatch."
                 yield Flaw("placement", message, ((rank, index),))
-
-
-def _counted(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{plural * (count != 1)}"
 
 
 def _named(returned: Any) -> str:

@@ -14,8 +14,17 @@ from dtlab.grading.checking.criteria import Fault, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.predict import peak_in_flight
-from dtlab.schedules import Schedule, grid
-from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, slow
+from dtlab.predict.units import counted
+from dtlab.schedules import Schedule, one_f_one_b
+from dtlab.units.unit07.judging import (
+    COMMON,
+    LIMIT,
+    Planned,
+    carried_out,
+    first_above,
+    part_of_grid,
+    slow,
+)
 
 
 def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
@@ -23,14 +32,15 @@ def _more(schedule: Schedule, stages: int, count: int) -> Iterator[Fault]:
     for rank, peak in enumerate(peak_in_flight(schedule)):
         enough = min(count, stages - rank)
         if peak > enough:
+            index = first_above(schedule[rank], enough)
             yield (
                 "memory",
-                f"rank {rank} holds {peak} microbatches at once, but {enough} "
-                f"{'is' if enough == 1 else 'are'} enough: when could its first backward begin?\n"
-                f"{grid(schedule)}",
+                f"rank {rank} holds {counted(peak, 'microbatch', 'microbatches')} at once, but "
+                f"{enough} {'is' if enough == 1 else 'are'} enough: could its next backward come "
+                f"before {schedule[rank][index]}?\n{part_of_grid(schedule, [(rank, index)])}",
             )
             break
-    yield from slow(schedule, stages, count)
+    yield from slow(schedule, one_f_one_b(stages, count))
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -48,7 +58,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="07/one_f_one_b",
     level=2,
-    title="One forward, one backward",
+    title="1F1B",
     minutes=20,
     difficulty=2,
     check=Check(

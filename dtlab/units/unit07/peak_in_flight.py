@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
@@ -18,7 +20,6 @@ from dtlab.schedules import (
     Action,
     Schedule,
     gpipe,
-    grid,
     interleaved,
     naive,
     one_f_one_b,
@@ -26,16 +27,101 @@ from dtlab.schedules import (
     zb_h2,
 )
 from dtlab.schedules.actions import needs
-from dtlab.units.unit07.judging import LIMIT
+from dtlab.units.unit07.judging import LIMIT, first_above, part_of_grid
 
-_WHY = {
-    "counts": "The number rises by one with each F, and falls by one with each B. What is its "
-    "maximum?",
-    "halves": "After I the activations are still held: W needs them. So the maximum may come "
-    "after the first backward.",
-    "chunks": "Each of a rank's two stages holds its own activations, even of one microbatch.",
-    "any": "Go through the list to its end. A rank may also have nothing to do.",
-}
+Row = Sequence[Action]
+
+# Known mistakes: what each returns for a schedule, and its message ------------------------------
+
+_FREED: Final = {"F": 1, "B": -1, "W": -1}  # what an action adds to the microbatches held
+
+
+def _held(row: Iterable[Action], steps: Mapping[str, int] = _FREED) -> list[int]:
+    """The microbatches held before the first action, and after each one."""
+    return list(accumulate((steps.get(action.kind, 0) for action in row), initial=0))
+
+
+def _on_each_rank(count: Callable[[Row], int]) -> Callable[[Schedule], list[int]]:
+    return lambda schedule: [count(row) for row in schedule]
+
+
+def _first_backward(row: Row) -> int:
+    """The index of the first action other than F; the length of the list if it has none."""
+    return next((n for n, action in enumerate(row) if action.kind != "F"), len(row))
+
+
+def _after_backwards(row: Row) -> int:
+    """The most microbatches held after an action other than F."""
+    held = zip(_held(row)[1:], row, strict=True)
+    return max((count for count, action in held if action.kind != "F"), default=0)
+
+
+def _largest_numbers(row: Row) -> int:
+    """The largest number of different microbatches, whatever their stage."""
+    held: set[int] = set()
+    most = 0
+    for action in row:
+        (held.add if action.kind == "F" else held.discard)(action.microbatch)
+        most = max(most, len(held))
+    return most
+
+
+def _of_stages(row: Row) -> list[int]:
+    """The maximum of each stage of a rank, in the order of their first actions."""
+    stages = dict.fromkeys(action.stage for action in row)
+    return [max(_held(a for a in row if a.stage == stage)) for stage in stages]
+
+
+_MISTAKES: Final[Mapping[str, Mapping[str, Callable[[Schedule], list[int]]]]] = MappingProxyType(
+    {
+        "counts": {
+            "That counts every F, but a backward frees its microbatch.": _on_each_rank(
+                lambda row: sum(action.kind == "F" for action in row)
+            ),
+            "That is held at the end of the list. What is the most on the way?": _on_each_rank(
+                lambda row: _held(row)[-1]
+            ),
+            "That is the most after a backward, but a rank holds the most after a forward.": (
+                _on_each_rank(_after_backwards)
+            ),
+            "That is the sum over all ranks.": (
+                lambda schedule: [sum(peak_in_flight(schedule))] * len(schedule)
+            ),
+            "That goes on from the count of the rank before. Each rank begins with 0.": (
+                lambda schedule: list(accumulate(peak_in_flight(schedule), max))
+            ),
+            "min(m, p - rank) is right for 1F1B only: count through the list.": (
+                lambda schedule: [
+                    min(1 + max(a.microbatch for a in schedule[0]), len(schedule) - rank)
+                    for rank in range(len(schedule))
+                ]
+            ),
+        },
+        "halves": {
+            "That is the count if I frees a microbatch, but only W does: it needs the activations "
+            "too.": _on_each_rank(lambda row: max(_held(row, {"F": 1, "B": -1, "I": -1}))),
+            "That counts down at B only, but here backward is split: W frees the microbatch.": (
+                _on_each_rank(lambda row: max(_held(row, {"F": 1, "B": -1})))
+            ),
+        },
+        "chunks": {
+            "That counts a microbatch once for a rank, but each stage of the rank holds its own "
+            "activations of it.": _on_each_rank(_largest_numbers),
+            "That counts one stage, but this rank has several.": _on_each_rank(
+                lambda row: next(iter(_of_stages(row)), 0)
+            ),
+            "That adds up the most of each stage, but the stages hold their most at different "
+            "times.": _on_each_rank(lambda row: sum(_of_stages(row))),
+        },
+        "any": {
+            "That is held before the first backward, but the rank holds more later.": (
+                _on_each_rank(lambda row: _held(row[: _first_backward(row)])[-1])
+            ),
+        },
+    }
+)
+
+# The cases --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -72,9 +158,24 @@ class Holding(Faulty):
             return
         for rank, (peak, right) in enumerate(zip(got, peak_in_flight(self.schedule), strict=True)):
             if peak != right:
-                why = f"{_WHY[self.topic]}\n{grid(self.schedule)}"
-                yield self.topic, f"{peak} is wrong on rank {rank}. {why}"
+                yield self.topic, f"{peak} is wrong on rank {rank}, {self._why(got, rank, right)}"
                 return
+
+    def _why(self, got: Sequence[int], rank: int, right: int) -> str:
+        """What the rank holds and when, the mistake if it is known, and the grid around there."""
+        known = [*_MISTAKES[self.topic].items()]  # several may return the same for a schedule
+        known += (pair for topic in _MISTAKES.values() for pair in topic.items())
+        mistake = next(
+            (words for words, returned in known if returned(self.schedule) == got),
+            "Go through its list by hand: what is your count there?",
+        )
+        if not right:
+            return f"which has no actions, so it holds 0. {mistake}"
+        index = first_above(self.schedule[rank], right - 1)
+        return (
+            f"which holds {right} after {self.schedule[rank][index]}, and never more. {mistake}\n"
+            f"{part_of_grid(self.schedule, [(rank, index)])}"
+        )
 
 
 def any_schedule(draw: random.Random, count: int) -> Schedule:

@@ -14,6 +14,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.schedules import Action, Schedule, as_schedule, gpipe, one_f_one_b
 from dtlab.units.unit07.judging import batch_of, loss_of, one_process, stage_net
 
@@ -54,7 +55,7 @@ class Running(Faulty):
     topic: str = "result"
 
     def __str__(self) -> str:
-        return f"{self.name} with microbatches of {', '.join(map(str, self.sizes))} samples"
+        return f"{self.name}, samples of the microbatches: {', '.join(map(str, self.sizes))}"
 
     @property
     def batch(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -159,7 +160,8 @@ class Running(Faulty):
                 if kind == "F" and graphs.pop(0) > in_flight + _LOCAL:
                     yield (
                         "memory",
-                        f"rank {rank}: when a forward begins while {in_flight} microbatches are "
+                        f"rank {rank}: when a forward begins while "
+                        f"{counted(in_flight, 'microbatch', 'microbatches')} are "
                         "in flight, more graphs than that are still alive. What still refers to "
                         "their outputs or losses?",
                     )

@@ -30,6 +30,7 @@ from dtlab.grading.scripts.run import (
     other_parameters,
 )
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +57,8 @@ class Replica(TrainingRun):
     )
 
     def __str__(self) -> str:
-        return f"{self.num_stages} stages, {self.width} wide, {self.steps} steps"
+        stages = counted(self.num_stages, "stage")
+        return f"{stages}, {self.width} wide, {counted(self.steps, 'step')}"
 
     @property
     def sizes(self) -> tuple[int, int]:
@@ -113,7 +115,8 @@ def _too_much_sent(case: Replica, results: Sequence[Any], run: Observation) -> s
         stage, sent = case.bytes_of(rank % case.num_stages), _reduced(run, rank)
         if sent > _MORE * case.steps * stage + stage:  # and its parameters once, at the start
             return (
-                f"rank {rank} passes {amount(sent)} to collectives in {case.steps} steps. The "
+                f"rank {rank} passes {amount(sent)} to collectives in "
+                f"{counted(case.steps, 'step')}. The "
                 f"gradient of its stage, {case.width} wide here and not 32 as in the notebook, is "
                 f"{amount(stage)}: once in a step is enough, without gradients of other stages."
             )

@@ -20,6 +20,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import plain
 from dtlab.predict import Cluster, Costs, Link, balance_stages, simulate
+from dtlab.predict.units import counted
 from dtlab.schedules import gpipe
 from dtlab.trace import Event, Trace
 
@@ -250,14 +251,15 @@ class Reading(Faulty):
         if got < enough:
             yield (
                 "goal",
-                f"{count} microbatches with your cut are {got:.2f} times as fast as one rank, but "
-                f"the goal is {layers.goal:g}. The ceiling of this cut is "
+                f"with {counted(count, 'microbatch', 'microbatches')} your cut is {got:.2f} "
+                f"times as fast as one rank, but the goal is {layers.goal:g}. Its ceiling is "
                 f"{layers.ceiling(cut):.2f}.",
             )
         elif count > _SPARE and layers.speedup(cut, count - _SPARE) >= enough:
             yield (
                 "fewest",
-                f"with your cut fewer than {count} microbatches are {layers.goal:g} times as fast "
+                f"with your cut fewer than {counted(count, 'microbatch', 'microbatches')} are "
+                f"{layers.goal:g} times as fast "
                 "as one rank. Smaller microbatches make slower kernels.",
             )
 

@@ -36,12 +36,13 @@ SCHEDULES: Final[dict[str, Callable[[int, int], Schedule]]] = {  # for p ranks, 
     "zb_h1": zb_h1,
     "zb_h2": zb_h2,
 }
+_ZERO_BUBBLE: Final = ((2, 4), (2, 5), (2, 6), (3, 5))  # m >= 2p - 1: H1 and H2 differ on rank 0
 _SIZES: Final = {  # ranks and microbatches whose grid fits on a line
     "gpipe": ((3, 4), (3, 5), (4, 4), (4, 5), (4, 6)),
     "1f1b": ((3, 4), (3, 5), (3, 6), (4, 4), (4, 5), (4, 6)),
     "interleaved": ((2, 2), (2, 4)),
-    "zb_h1": ((3, 4), (3, 5), (4, 4), (4, 5)),
-    "zb_h2": ((2, 4), (2, 5), (2, 6), (3, 5)),
+    "zb_h1": _ZERO_BUBBLE,
+    "zb_h2": _ZERO_BUBBLE,
 }
 _TO_BREAK: Final = ("gpipe", "1f1b", "zb_h1")
 _REASONS: Final = {

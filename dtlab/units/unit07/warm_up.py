@@ -13,6 +13,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short, whole
+from dtlab.predict.units import counted
 from dtlab.units.unit07.judging import LIMIT
 
 
@@ -56,7 +57,7 @@ class Warming(Faulty):
     def _why(self, rank: int, got: int) -> str:
         behind = self.stages - 1 - rank
         if got > self.count:
-            return f"There are only {self.count} microbatches."
+            return f"The step has only {counted(self.count, 'microbatch', 'microbatches')}."
         if not behind:
             return "It has its first gradient as soon as its first forward is complete."
         if got == behind + 1 <= self.count:

@@ -38,7 +38,7 @@ def _as_good(given: Values, saved: int) -> float:
 PART = Part(
     "07/zero_bubble",
     1,
-    "Backward in two pieces",
+    "Backward in two halves",
     6,
     2,
     asked(

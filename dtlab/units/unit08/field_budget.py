@@ -22,6 +22,7 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 from dtlab.units.unit08.run_a import collective_in
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class Water(Faulty):
     topic: str = "result"
 
     def __str__(self) -> str:
-        return f"{self.rows} x {self.columns} cells, {self.steps} steps"
+        return f"{self.rows} x {self.columns} cells, {counted(self.steps, 'step')}"
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -127,7 +128,7 @@ class Water(Faulty):
             yield (
                 "bytes",
                 f"{observation.trial.words()}: a rank sends {sent:,} bytes in "
-                f"{self.steps} steps. On the best mesh it is {best:,} bytes.",
+                f"{counted(self.steps, 'step')}. On the best mesh it is {best:,} bytes.",
             )
 
     def advice(self, trouble: str) -> str:

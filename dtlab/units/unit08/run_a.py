@@ -23,6 +23,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.scripts.mend import Scene, proof, script_part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,7 @@ class Tiled(Case):
     steps: int = 1
 
     def __str__(self) -> str:
-        steps = f"{self.steps} step" + "s" * (self.steps > 1)
+        steps = counted(self.steps, "step")
         return f"mesh y={self.mesh[0]}, x={self.mesh[1]}, {steps}"
 
     @cached_property
@@ -110,8 +111,8 @@ def _first_step(most: float) -> Objection:
             if wrong.sum() > most * wrong.numel():
                 rows, columns = (sorted(set(side.tolist())) for side in wrong.nonzero().T)
                 return (
-                    f"{int(wrong.sum())} of the {wrong.numel()} cells of rank {rank} differ from "
-                    f"one process. They are in {_named('row', rows)}, and in "
+                    f"{int(wrong.sum())} of the {counted(wrong.numel(), 'cell')} of rank {rank} "
+                    f"differ from one process. They are in {_named('row', rows)}, and in "
                     f"{_named('column', columns)} of its tile."
                 )
         return ""
@@ -131,7 +132,8 @@ def _other_field(case: Tiled, results: Sequence[Any], run: Observation) -> str:
     for rank in range(len(results)):
         wrong = int(case.wrong(results, rank).sum())
         if wrong:
-            return f"{wrong} cells of rank {rank} differ from one process; after one, none does."
+            cells = counted(wrong, "cell")
+            return f"rank {rank} has {cells} unlike one process; after one step, it has none."
     return ""
 
 

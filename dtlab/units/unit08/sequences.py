@@ -19,6 +19,7 @@ from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.checking.values import close
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +81,8 @@ class OnTokens(Faulty):
     size: int  # of a head
 
     def __str__(self) -> str:
-        return f"{self.tokens} tokens each, {self.heads} heads of size {self.size}"
+        heads = counted(self.heads, "head")
+        return f"{counted(self.tokens, 'token')} each, {heads} of size {self.size}"
 
     def places(self, rank: int, ranks: int) -> list[int]:
         """The positions of a rank's tokens in the sequence."""
@@ -218,8 +220,8 @@ class OnTokens(Faulty):
         for rank in range(ranks):
             if (sent := seen.sent_beyond(rank, goal)) is not None:
                 yield (
-                    f"{amount(sent)} left rank {rank}; {ranks - 1} blocks of keys and values are "
-                    f"{amount(goal)}. {_too_much(sent, goal / (ranks - 1), ranks)}"
+                    f"{amount(sent)} left rank {rank}; {counted(ranks - 1, 'block')} of keys and "
+                    f"values are {amount(goal)}. {_too_much(sent, goal / (ranks - 1), ranks)}"
                 )
 
 

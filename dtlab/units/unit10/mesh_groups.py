@@ -17,6 +17,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import ranks_in_words
 from dtlab.parallel.mesh import group_of
+from dtlab.predict.units import counted
 
 _NAMES = ("data", "pipeline", "tensor", "context", "expert")
 
@@ -83,8 +84,8 @@ class Grouping(Faulty):
         if most > enough:
             yield (
                 "once",
-                f"a rank calls new_group {most} times, but this mesh has {enough} groups. Create "
-                "each group once, for all of its members.",
+                f"a rank calls new_group {counted(most, 'time')}, but this mesh has "
+                f"{counted(enough, 'group')}. Create each group once, for all of its members.",
             )
 
 
@@ -132,7 +133,7 @@ def _trials(seed: int) -> list[Trial]:
 PART = Part(
     name="10/mesh_groups",
     level=2,
-    title="Process groups of a mesh",
+    title="The process groups of a mesh",
     minutes=15,
     difficulty=2,
     check=Check(

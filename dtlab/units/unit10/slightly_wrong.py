@@ -28,6 +28,7 @@ from dtlab.grading.questions.quantities import short
 from dtlab.grading.scripts.lines import judge_line
 from dtlab.grading.scripts.mends import MendProgram
 from dtlab.grading.scripts.run import TrainingRun, named, other_losses, other_parameters
+from dtlab.predict.units import counted
 from dtlab.units.unit10.mesh_cases import AXES, Place, place_of
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class MeshRun(TrainingRun):
 
     def __str__(self) -> str:
         axes = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, self.mesh, strict=True))
-        return f"{axes}, {self.num_steps} step" + "s" * (self.num_steps > 1)
+        return f"{axes}, {counted(self.num_steps, 'step')}"
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -218,7 +219,7 @@ def _diagnosed(run: Observation, diagnosis: Mapping[str, Any]) -> Verdict:
         return lost(f"the first update of {name} is not {factor} times that of one process.")
     lines = list(diagnosis["lines"])
     if len(lines) != 2:
-        count = f"{len(lines)} line" + "s" * (len(lines) != 1)
+        count = counted(len(lines), "line")
         return lost(f"you name {count}. There are two faults, each in one line.")
     verdicts = [judge_line(train, line, _LINES, _LOOK) for line in lines]
     wrong = next((verdict for verdict in verdicts if verdict.status != "ok"), None)

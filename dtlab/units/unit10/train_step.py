@@ -17,6 +17,7 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.run import fill
+from dtlab.predict.units import counted
 from dtlab.units.unit10.mesh_cases import OnMesh, groups_on, place_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Training(OnMesh):
     width: int
 
     def __str__(self) -> str:
-        return f"{super().__str__()}, {self.microbatches} microbatches"
+        return f"{super().__str__()}, {counted(self.microbatches, 'microbatch', 'microbatches')}"
 
     @property
     def samples(self) -> int:
@@ -104,9 +105,9 @@ class Training(OnMesh):
         if (samples, forwards) != (share, self.microbatches):
             yield (
                 "share",
-                f"its stage processes {samples} samples in {forwards} forward passes. "
-                f"Its data coordinate has {share} of {self.samples} samples, in "
-                f"{self.microbatches} microbatches.",
+                f"its stage processes {counted(samples, 'sample')} in {forwards} forward passes. "
+                f"Its data coordinate has {share} of {counted(self.samples, 'sample')}, in "
+                f"{counted(self.microbatches, 'microbatch', 'microbatches')}.",
             )
         if not re.fullmatch("[FB]*rcs", log):
             names = {"r": "reduce", "c": "clip", "s": "step"}

@@ -117,6 +117,14 @@ def two_ranks_in_a_node(tensor, group=None, ranks_per_node=1):
     hierarchical_ring(tensor, group, 2 if size % 2 == 0 else 1)
 
 
+def part_of_another_seat(tensor, group=None, ranks_per_node=1):
+    inside, across, seat = places(group, ranks_per_node)
+    parts = tensor.tensor_split(len(inside))
+    add_up(parts, inside, group)
+    ring(parts[seat - 1], across, group)
+    hand_round(parts, inside, group)
+
+
 def whole_tensor_within_the_node(tensor, group=None, ranks_per_node=1):
     """Every rank of a node gets the tensors of the others whole, and keeps its part of the sum."""
     inside, across, seat = places(group, ranks_per_node)
@@ -305,8 +313,9 @@ WRONG = {
         "between": "float64: send the tensor's own dtype",
         "inside": "float64: send the tensor's own dtype",
     },
-    nodes_never_meet: {"result": "hold the values of rank 0 only"},
-    not_handed_round_in_the_node: {"result": "hold the values of"},
+    nodes_never_meet: {"result": "if there is only one node: look at the all-reduce between"},
+    not_handed_round_in_the_node: {"result": "one rank: look at the two steps inside a node"},
+    part_of_another_seat: {"result": "the ranks in seat s sum part s of the tensor"},
     not_handed_round_between_nodes: {"result": "hold the values of"},
     parts_of_one_size: {"result": "let the sizes of chunks differ"},
     average: {"result": "this is the average; the sum is asked for"},

@@ -351,7 +351,7 @@ WRONG = {
     in_the_order_in_which_they_came: {"result": "rank 0: place 1 holds the block of rank 2"},
     blocks_of_all_ranks: {"result": "return a list of 1 blocks"},
     stacked_into_one_tensor: {"result": "return a list of 1 blocks"},
-    not_written: {"result": "mended is not written yet"},
+    not_written: {"result": "not_written is not written yet"},
     finished_all_gather: {"traffic": "rank 0 calls all_gather"},
     all_gather_of_objects: {"traffic": "rank 0 calls all_gather"},
     to_the_whole_node_at_once: {"traffic": "rank 0 exchanges messages with rank 2"},

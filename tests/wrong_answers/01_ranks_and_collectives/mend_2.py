@@ -314,7 +314,7 @@ WRONG = {
     counted_by_good_ranks_only: {"result": ""},
     own_step_where_all_are_good: {"result": "the calls of the ranks do not match"},
     nothing_returned: {"result": "return a tensor with the shape and dtype"},
-    not_written: {"result": "mended is not written yet"},
+    not_written: {"result": "not_written is not written yet"},
     all_gradients_gathered: {"traffic": "rank 0 calls all_gather"},
     a_count_for_every_element: {"traffic": "rank 0 sent"},
     fp64_on_the_wire: {"traffic": "rank 0 sent"},

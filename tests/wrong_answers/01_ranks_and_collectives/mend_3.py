@@ -302,7 +302,7 @@ WRONG = {
     columns_left_out: {"result": "rank 0, gradients: "},
     returned_but_not_in_place: {"result": "of rank 0 only"},
     rows_added_twice: {"result": "rank 0, outputs: "},
-    not_written: {"result": "mended is not written yet"},
+    not_written: {"result": "not_written is not written yet"},
     gathered_from_all_ranks: {"traffic": "rank 0 calls all_gather"},
     a_table_of_all_rows_and_columns: {"traffic": "rank 0 sent"},
     reduced_then_broadcast: {"traffic": "rank 0 calls broadcast"},

@@ -344,7 +344,7 @@ WRONG = {
     its_own_rows: {"result": "rank 0: place 0 holds row"},
     the_rows_of_neighbours_alone: {"result": "return one tensor, with"},
     a_list_of_three: {"result": "return one tensor, with"},
-    not_written: {"result": "mended is not written yet"},
+    not_written: {"result": "not_written is not written yet"},
     all_strips_gathered: {"traffic": "rank 0 calls all_gather"},
     whole_strips_to_both: {"traffic": "rank 0 sent 0.5 MB; 0.3 MB are enough"},
     edges_to_all_ranks: {"traffic": "rank 0"},

@@ -302,7 +302,7 @@ WRONG = {
     samples_summed_twice: {"result": "return the number of samples of all ranks"},
     samples_of_this_rank: {"result": "return the number of samples of all ranks"},
     returned_but_not_in_place: {"result": "rank 0: return the number of samples"},
-    not_written: {"result": "mended is not written yet"},
+    not_written: {"result": "not_written is not written yet"},
     whole_table_and_one_column_back: {"traffic": "rank 0 sent 5 kB; 4 kB are enough"},
     row_by_row: {"traffic": "rank 0 makes 301 calls"},
     tables_gathered: {"traffic": "rank 0 calls all_gather"},

@@ -77,6 +77,16 @@ def one_round_less(output, input, group=None):
     output.copy_(passing)
 
 
+def one_round_more(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size if size > 1 else 0):
+        passing = swap(passing, torch.empty_like(passing), group)
+        passing += chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
 def sends_to_rank_plus_one(output, input, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chunks = input.chunk(size)
@@ -429,6 +439,11 @@ WRONG = {
     one_round_less: {
         "result": "this is chunk 1 of rank 0; rank 0 must have the sum of chunk 0 of all 2 ranks.",
         "bytes": "Some chunks are not sent",
+    },
+    one_round_more: {
+        "result": "this is chunk 1 of the sum, with the chunk of rank 0 twice, and rank 0 must",
+        "bytes": "Some chunks are sent further than needed",
+        "rounds": "4 rounds on 4 ranks; a ring needs N-1 = 3. Stop after N-1 rounds",
     },
     sends_to_rank_plus_one: {"result": "The last rank has no right neighbour"},
     never_counts_its_rounds: {"result": "Look for a loop that does not end"},

@@ -104,6 +104,62 @@ def all_gather_off_by_one(tensor, group=None):
         mine.copy_(mine + arriving if step < size - 1 else arriving)
 
 
+def chunks_of_the_other_direction(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        sending = dist.isend(
+            chunks[(rank - 1 - step) % size], group=group, group_dst=(rank - 1) % size
+        )
+        mine = chunks[(rank - 2 - step) % size]
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, group=group, group_src=(rank + 1) % size)
+        sending.wait()
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
+def adds_in_both_halves(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        sending = dist.isend(
+            chunks[(rank - 1 - step) % size], group=group, group_dst=(rank + 1) % size
+        )
+        mine = chunks[(rank - 2 - step) % size]
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        mine += arriving
+
+
+def receives_into_its_own_chunk(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1)):
+        sending = dist.isend(
+            chunks[(rank - 1 - step) % size], group=group, group_dst=(rank + 1) % size
+        )
+        mine = arriving = chunks[(rank - 2 - step) % size]
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        if step < size - 1:
+            mine += arriving
+
+
+def one_round_too_many(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * (size - 1) + 1):
+        sending = dist.isend(
+            chunks[(rank - 1 - step) % size], group=group, group_dst=(rank + 1) % size
+        )
+        mine = chunks[(rank - 2 - step) % size]
+        arriving = torch.empty_like(mine)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        mine.copy_(mine + arriving if step < size - 1 else arriving)
+
+
 def all_gather_forgotten(tensor, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chunks = tensor.tensor_split(size)
@@ -607,7 +663,15 @@ WRONG = {
         "result": "let the sizes of chunks differ (tensor.tensor_split(N))"
     },
     remainder_left_out: {"result": "Right only if N divides the size"},
-    all_gather_off_by_one: {"result": "2 ranks, 6 elements, rank 0: elements 0 to 2 hold"},
+    chunks_of_the_other_direction: {"result": "where both neighbours are one rank: check the"},
+    adds_in_both_halves: {"result": "the finished chunk that arrives replaces yours: copy_()"},
+    receives_into_its_own_chunk: {"result": "receive into a separate buffer"},
+    one_round_too_many: {
+        "result": "A message needs two ranks; with one, send nothing",
+        "bytes": "Some chunks are sent further than needed",
+        "rounds": "7 rounds on 4 ranks; a ring needs 2(N-1) = 6. Stop after 2(N-1) rounds",
+    },
+    all_gather_off_by_one: {"result": "look at the numbers of the chunks"},
     all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "This is half a ring"},
     rebinds_the_chunks: {"result": "chunks[i] = ... changes only your list of chunks"},
     sends_to_one_minus_rank: {"result": "that is the other rank only if there are two"},
@@ -637,7 +701,7 @@ WRONG = {
     all_reduce_of_the_backend_itself: {"result": "left it as the operating system counts"},
     unrecorded_messages: {"result": "left it as the operating system counts"},
     ring_for_show_beside_an_all_reduce: {"result": "left it as the operating system counts"},
-    through_a_raw_socket: {"result": "4 ranks, 1048576 elements: "},
+    through_a_raw_socket: {"result": "4 ranks, 1,048,576 elements: "},
     through_the_store: {"result": "the data arrived another way"},
     through_shared_memory: {"result": "the data arrived another way"},
     in_a_child_process: {"result": "the data arrived another way"},

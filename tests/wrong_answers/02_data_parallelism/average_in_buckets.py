@@ -326,7 +326,7 @@ WRONG = {
     from_the_first_parameter_on: {"order": "Backward reaches the last layers first"},
     last_bucket_first: {"order": "Backward reaches the last layers first"},
     padded_to_one_size: {"bytes": "A bucket is as large as its gradients"},
-    padded_by_an_element: {"bytes": "have 9564 bytes, the gradients 9552 bytes"},
+    padded_by_an_element: {"bytes": "have 9564 bytes, and the gradients have 9552 bytes"},
     travels_as_float64: {"bytes": "Buckets hold the gradients' own dtype, float32"},
     dtypes_share_a_bucket: {"dtypes": "a bucket must hold gradients of one dtype"},
     four_bytes_for_every_element: {"dtypes": "an element of float64 has 8 bytes"},

@@ -331,7 +331,7 @@ WRONG = {
     another_copy_is_trained: {"copies": "What gives rank 0's parameters to all ranks?"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
     not_shared_in_the_beginning: {"copies": "in their first forward pass"},
-    not_written: {"copies": "mended is not written yet"},
+    not_written: {"copies": "not_written is not written yet"},
     parameters_of_rank_0_after_each_step: {"training": "training on rank 0's samples alone"},
     parameters_averaged_after_each_step: {"training": "averaged after each rank has made its own"},
     parameters_averaged_in_the_end: {"training": "Is every step made with the mean of all"},

@@ -270,11 +270,11 @@ WRONG = {
     blocks_in_their_order: {"samples": "takes the samples in the order of epoch 0"},
     blocks_shuffled_in_themselves: {"samples": "only their order is new"},
     a_sampler_that_is_not_told_the_epoch: {"samples": "in the order of epoch 0"},
-    a_sampler_for_two_ranks: {"samples": "samples are taken more than once"},
+    a_sampler_for_two_ranks: {"samples": "more than once"},
     the_rank_in_the_epoch: {"samples": "are in no rank's batches"},
     a_sampler_that_drops_the_rest: {"samples": "have some repeated instead"},
     only_rank_0_trains: {"samples": ""},
-    not_written: {"samples": "mended is not written yet"},
+    not_written: {"samples": "not_written is not written yet"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
     a_rate_for_all_ranks: {"training": ""},
 }

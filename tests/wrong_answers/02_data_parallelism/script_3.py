@@ -287,7 +287,7 @@ WRONG = {
     a_share_shuffled_in_itself: {"order": "only their order is new"},
     shuffled_without_a_sampler: {"order": "every rank goes through all 48 samples"},
     batches_the_other_way_round: {"order": "only their order is new"},
-    not_written: {"order": "mended is not written yet"},
+    not_written: {"order": "not_written is not written yet"},
     everything_made_anew: {"training": "the rate and the optimizer of the script"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
 }

@@ -308,7 +308,7 @@ WRONG = {
     every_second_step_left_out: {"steps": "in which all losses are finite"},
     the_rest_of_the_epoch_left_out: {"steps": "forward passes in 3 epochs"},
     the_samples_not_shared_out: {"steps": "every rank goes through all"},
-    not_written: {"steps": "mended is not written yet"},
+    not_written: {"steps": "not_written is not written yet"},
     each_rank_by_itself: {"training": "Which gradient does each rank step with?"},
     parameters_of_rank_0_after_each_step: {"training": "one and the same step"},
     another_rate: {"training": "one and the same step"},

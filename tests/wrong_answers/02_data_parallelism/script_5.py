@@ -299,7 +299,7 @@ WRONG = {
     only_matrices_are_averaged: {"copies": "Which gradient does each rank step with?"},
     every_rank_keeps_its_start: {"copies": "What gives rank 0's parameters to all ranks?"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
-    not_written: {"copies": "mended is not written yet"},
+    not_written: {"copies": "not_written is not written yet"},
     clipped_twice: {"training": "gradients that each rank has clipped by itself"},
     not_clipped: {"training": "the rate and the optimizer of the script"},
     clipped_after_the_sum: {"training": "the rate and the optimizer of the script"},

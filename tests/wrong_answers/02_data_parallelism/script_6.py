@@ -309,7 +309,7 @@ WRONG = {
     always_in_no_sync: {"traffic": "Something must be sent in every step"},
     half_the_bits: {"traffic": "is it inside `no_sync` by then?"},
     parameters_besides: {"traffic": "is it inside `no_sync` by then?"},
-    not_written: {"traffic": "mended is not written yet"},
+    not_written: {"traffic": "not_written is not written yet"},
     the_first_one_sends: {"training": "Which gradient does each rank step with?"},
     divided_by_the_ranks_too: {"training": "Is every step made with the mean of all"},
     in_one_large_batch: {"training": "a forward pass takes 32 samples at once"},

@@ -269,7 +269,7 @@ WRONG = {
     another_optimizer_instead: {"copies": "Which gradient does each rank step with?"},
     the_copies_made_equal_when_it_begins: {"copies": "Which gradient does each rank step with?"},
     only_its_bias_averaged_by_hand: {"copies": "Which gradient does each rank step with?"},
-    not_written: {"copies": "mended is not written yet"},
+    not_written: {"copies": "not_written is not written yet"},
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
     never_frozen: {"training": "changes in epoch 0"},
     frozen_for_ever: {"training": "does not change after epoch 0"},

@@ -195,7 +195,7 @@ RIGHT = [
 WRONG = {
     the_line_of_the_card: {"line": "which ranks take the same samples?"},
     the_line_of_the_wrapper: {"line": "which ranks take the same samples?"},
-    still_broken: {"samples": "samples are taken more than once"},
+    still_broken: {"samples": "more than once"},
     the_global_rank_for_cards_too: {"samples": "requests a card that its node does not have"},
     samples_by_the_number_of_the_node: {"samples": "every rank goes through all"},
     a_rank_made_of_both_numbers: {"samples": "are in no rank's batches"},
@@ -207,7 +207,7 @@ WRONG = {
     half_the_ranks_to_each_node: {"training": "rank 1 requests card 0"},
     no_card_at_all: {"training": "rank 0 requests no card"},
     a_number_as_text: {"samples": "TypeError"},
-    not_written: {"samples": "mended is not written yet"},
+    not_written: {"samples": "not_written is not written yet"},
     the_local_rank_for_samples_too: {"samples": "are in no rank's batches"},
     the_wrapper_is_lost_on_the_way: {"training": "Which gradient does each rank step with?"},
 }

@@ -349,7 +349,7 @@ WRONG = {
     one_epoch_too_few: {"rate": "forward passes, but"},
     each_rank_by_itself: {"rate": "does not follow the gradient of the mean loss"},
     a_step_for_each_micro_batch: {"rate": "The optimizer must step once, after the last one"},
-    not_written: {"rate": "mended is not written yet"},
+    not_written: {"rate": "not_written is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},

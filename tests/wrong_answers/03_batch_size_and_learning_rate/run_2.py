@@ -244,7 +244,7 @@ WRONG = {
     a_constant_rate: {"gradient": COMPARE},
     an_update_for_each_micro_batch: {"gradient": "the parameters change within an update"},
     only_the_last_micro_batch: {"gradient": "does not follow the gradient"},
-    not_written: {"gradient": "mended is not written yet"},
+    not_written: {"gradient": "not_written is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},

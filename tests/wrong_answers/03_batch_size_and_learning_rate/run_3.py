@@ -242,7 +242,7 @@ WRONG = {
     a_sum_divided_by_a_micro_batch: {"rate": MANY},
     a_sum_divided_by_all_samples: {"rate": "There are 3 ranks."},
     divided_by_eight: {"rate": "times as far as they should"},
-    not_written: {"rate": "mended is not written yet"},
+    not_written: {"rate": "not_written is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},

@@ -182,7 +182,7 @@ WRONG = {
     all_at_once: {"rate": "samples at once. A microbatch has"},
     without_a_warm_up: {"rate": "Print the rates"},
     each_rank_by_itself: {"rate": "does not follow the gradient"},
-    not_written: {"rate": "mended is not written yet"},
+    not_written: {"rate": "not_written is not written yet"},
     gradients_travel_every_time: {"training": "left rank 0 in"},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     never_shuffled: {"training": "in the order of epoch 0"},

@@ -349,7 +349,7 @@ WRONG = {
     the_line_of_the_optimizer: {"line": "Does the line still mean the same later?"},
     the_line_of_the_loss: {"line": "does what it should here"},
     a_function_alone: {"number": "nan_run must be a dict"},
-    not_written: {"clipping": "mended is not written yet"},
+    not_written: {"clipping": "not_written is not written yet"},
     still_broken: {"clipping": BOTH},
     without_the_scale: {"clipping": TIMES},
     clipped_before_unscaling: {"clipping": TIMES},

@@ -220,7 +220,7 @@ WRONG = {
     the_line_that_shards: {"line": "does what it should here"},
     no_such_line: {"line": "has no line 40"},
     a_function_alone: {"number": "run_a must be a dict"},
-    not_written: {"steps": "mended is not written yet"},
+    not_written: {"steps": "not_written is not written yet"},
     still_broken: {"steps": "have the same values", "held": "What else is there?"},
     the_optimizer_alone: {"held": "What else is there?", "training": "returns the losses"},
     the_microbatches_alone: {"steps": "have the same values"},

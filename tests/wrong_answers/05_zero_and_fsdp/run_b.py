@@ -194,7 +194,7 @@ WRONG = {
     the_line_of_the_root: {"line": "does what it should here"},
     the_line_of_the_wrapper: {"line": "does what it should here"},
     a_function_alone: {"number": "run_b must be a dict"},
-    not_written: {"gradients": "mended is not written yet"},
+    not_written: {"gradients": "not_written is not written yet"},
     still_broken: {"gradients": "are sent in 16 bits"},
     without_it_at_the_root: {"gradients": "are sent in 16 bits"},
     the_other_one_for_both: {"gradients": "are sent in 16 bits"},

@@ -335,7 +335,7 @@ WRONG = {
     the_line_of_the_losses: {"line": "does what it should here"},
     the_line_of_the_mean: {"line": "which variable still holds them in the next step?"},
     a_function_alone: {"number": "run_c must be a dict"},
-    not_written: {"memory": "mended is not written yet"},
+    not_written: {"memory": "not_written is not written yet"},
     still_broken: {"memory": "bytes more before the last batch"},
     a_whole_sum: {"memory": "Is the mean whole?"},
     pieces_of_every_step: {"memory": "bytes more before the last batch"},

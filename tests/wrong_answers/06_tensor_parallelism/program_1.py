@@ -264,7 +264,7 @@ WRONG = {
     the_line_of_the_sum: {"line": "does what it should here"},
     the_line_of_the_chunks: {"line": "that another one could include?"},
     a_function_alone: {"number": "program_1 must be a dict"},
-    not_written: {"bytes": "mended is not written yet"},
+    not_written: {"bytes": "not_written is not written yet"},
     nothing_shared: {"bytes": "its part is"},
     still_broken: {"bytes": "1.50 times"},
     f_before_and_behind_the_norm: {"bytes": "1.50 times"},

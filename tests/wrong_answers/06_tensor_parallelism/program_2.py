@@ -236,7 +236,7 @@ WRONG = {
     the_line_of_the_sum: {"line": "which features each line has"},
     no_such_line: {"line": "has no line 99"},
     a_function_alone: {"line": "program_2 must be a dict"},
-    not_written: {"outputs": "mended is not written yet"},
+    not_written: {"outputs": "not_written is not written yet"},
     still_broken: {"outputs": "No step was made yet"},
     the_gate_twice: {"outputs": "the first loss of rank 0"},
     values_first: {"outputs": "the first loss of rank 0"},

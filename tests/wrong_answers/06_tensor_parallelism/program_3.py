@@ -285,7 +285,7 @@ WRONG = {
     the_line_of_the_sum: {"line": "which are only parts?"},
     the_line_of_the_step: {"line": "does what it should here"},
     a_function_alone: {"number": "program_3 must be a dict"},
-    not_written: {"copies": "mended is not written yet"},
+    not_written: {"copies": "not_written is not written yet"},
     only_the_sum_taken_out: {"copies": "the copies of layers.0.norm.weight"},
     without_f: {"copies": "the copies of"},
     f_on_the_residual_stream: {"copies": "the copies of"},

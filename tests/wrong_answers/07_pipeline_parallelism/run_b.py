@@ -250,7 +250,7 @@ WRONG = {
     upside_down: {"ceiling": "its ceiling is higher"},
     ceiling_over_all_steps: {"ceiling": ""},
     filled_up: {"cut": "-47] stage"},
-    as_many_layers_each: {"cut": "", "goal": "The ceiling of this cut is"},
+    as_many_layers_each: {"cut": "", "goal": "Its ceiling is"},
     the_slow_ones_layers_shared_out: {"cut": "all layers in order", "goal": "all layers in order"},
     where_stages_end: {"cut": "is not a list of", "goal": ""},
     by_the_first_step: {"cut": "compiled", "goal": "the goal"},

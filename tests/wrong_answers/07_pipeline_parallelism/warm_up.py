@@ -124,7 +124,7 @@ WRONG = {
     as_the_first_rank: {"steady": "for rank 1", "last": "", "few": ""},
     two_for_each_stage_behind: {"steady": "stages come after it", "few": ""},
     all_of_them: {"steady": "stages come after it", "last": "", "few": ""},
-    no_limit: {"few": "There are only"},
+    no_limit: {"few": "The step has only"},
     leaves_one_for_the_turns: {"few": "stages come after it"},
     none_where_there_are_few: {"few": "0 is wrong for rank 0"},
     all_where_there_are_few: {"few": ""},

@@ -332,9 +332,9 @@ WRONG = {
     its_own_edges: {"most": "differ from one process"},
     finished_code: {"most": "does the work for you"},
     with_its_halo: {"most": "not what is asked for"},
-    halos_of_the_start: {"steps": "after one, none does"},
-    one_step: {"steps": "after one, none does"},
-    halos_of_every_second_step: {"steps": "after one, none does"},
+    halos_of_the_start: {"steps": "after one step, it has none"},
+    one_step: {"steps": "after one step, it has none"},
+    halos_of_every_second_step: {"steps": "after one step, it has none"},
     the_whole_field: {"traffic": "all_gather"},
     the_whole_tile: {"traffic": "the halos of all steps are"},
 }

@@ -337,7 +337,7 @@ WRONG = {
     reduces_each_microbatch: {"order": "reduce, forward and backward, reduce"},
     no_reduction: {"order": "backward, clip, step"},
     reduces_twice: {"order": "reduce, reduce, clip, step"},
-    reduces_before_backward: {"order": "step 1: reduce, forward"},
+    reduces_before_backward: {"order": "it runs reduce, forward"},
     clips_before_reducing: {"order": "clip, reduce, step"},
     steps_before_clipping: {"order": "reduce, step, clip"},
     no_clipping: {"order": "reduce, step"},

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from dtlab.predict.decision import Leaf, Step, tree_words, walk
 from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import (
     POLICIES,
@@ -23,6 +22,7 @@ from dtlab.predict.memory import (
     precision_policy,
     smallest_world_size,
 )
+from dtlab.predict.strategy.decision import Leaf, Step, tree_words, walk
 from dtlab.predict.units import check_bytes, check_count, check_whole, in_gb, is_number
 
 __all__ = ["PATIENCE_HOURS", "Cheaper", "Choice", "cheaper_measures", "choose", "tree_words"]

@@ -1,0 +1,171 @@
+"""Checkpoints: a resumed run equals the uninterrupted one."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import dtlab
+from dtlab.training.checkpoint import Checkpoints, Samples, simple_load, simple_save
+
+DATA = torch.Generator().manual_seed(1)
+X, Y = torch.randn(50, 6, generator=DATA), torch.randn(50, 1, generator=DATA)
+
+
+def _model(seed: int, dropout: float) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Dropout(dropout), nn.Linear(7, 1))
+
+
+def train(
+    folder: str,
+    steps: int,
+    *,
+    kind: str = "ddp",
+    every: int = 2,
+    wait: bool = True,
+    dropout: float = 0.4,
+    seed: int = 0,
+) -> tuple[int, list[Tensor], list[int]]:
+    """Train to `steps`; return where it resumed, the parameters, and the samples it used."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    model: nn.Module = _model(seed, dropout)
+    torch.manual_seed(100 + rank)
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+    elif kind == "fsdp":
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    samples = Samples(len(X), 12, rank=rank, ranks=ranks)
+    checkpoints = Checkpoints(folder, model, optimizer, schedule=schedule, samples=samples)
+    begin, seen = checkpoints.resume(), []
+    for step in range(begin, steps):
+        batch = next(samples)
+        seen += batch.tolist()
+        loss = (model(X[batch]) - Y[batch]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        if (step + 1) % every == 0:
+            checkpoints.save(step + 1, wait=wait)
+    checkpoints.wait()
+    return begin, [_whole(parameter) for parameter in model.parameters()], seen
+
+
+def launch(folder: Path, steps: int, ranks: int, **options: Any) -> list[Any]:
+    return dtlab.launch(partial(train, str(folder), steps, **options), world_size=ranks).values
+
+
+def _whole(parameter: Any) -> Any:
+    value = parameter.detach()
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resumed_run_is_bit_identical(kind: str, ranks: int, tmp_path: Path) -> None:
+    whole = launch(tmp_path / "a", 7, ranks, kind=kind)
+    launch(tmp_path / "b", 5, ranks, kind=kind)
+    again = launch(tmp_path / "b", 7, ranks, kind=kind, seed=9)
+    for (_, expected, _), (begin, parameters, _) in zip(whole, again, strict=True):
+        assert begin == 4
+        assert all(map(torch.equal, expected, parameters))
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["step_4", "step_6"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3)])
+def test_another_number_of_ranks_goes_on(before: int, after: int, tmp_path: Path) -> None:
+    whole = launch(tmp_path / "a", 9, 1, dropout=0)[0]
+    first = launch(tmp_path / "b", 4, before, kind="fsdp", dropout=0)
+    second = launch(tmp_path / "b", 9, after, kind="fsdp", dropout=0)
+    for _, parameters, _ in second:
+        torch.testing.assert_close(parameters, whole[1], rtol=2e-5, atol=2e-6)
+    drawn = sorted(number for rank in first + second for number in rank[2])
+    assert drawn == sorted(whole[2])
+
+
+def test_a_save_in_the_background_is_the_same(tmp_path: Path) -> None:
+    launch(tmp_path / "a", 6, 2, every=1)
+    launch(tmp_path / "b", 6, 2, every=1, wait=False)
+    runs = [launch(tmp_path / each, 7, 2)[0] for each in "ab"]
+    assert runs[0][0] == runs[1][0] == 6
+    assert all(map(torch.equal, runs[0][1], runs[1][1]))
+
+
+def _die_in_a_save(folder: str) -> None:
+    train(folder, 4)
+    rename = os.replace
+
+    def crash(*paths: Any) -> None:
+        if str(paths[0]).endswith("step_6.partial"):
+            raise KeyboardInterrupt
+        rename(*paths)
+
+    os.replace = crash  # type: ignore[assignment]
+    train(folder, 6)
+
+
+def test_a_crash_during_a_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(dtlab.RankError):
+        dtlab.launch(_die_in_a_save, str(tmp_path), world_size=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"step_2", "step_4", "step_6.partial"}
+    begin, parameters, _ = launch(tmp_path, 7, 2)[0]
+    assert begin == 4
+    expected = launch(tmp_path / "whole", 7, 2)[0][1]
+    assert all(map(torch.equal, expected, parameters))
+
+
+def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    def wider() -> None:
+        model = nn.Linear(8, 1)
+        Checkpoints(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1)).resume()
+
+    launch(tmp_path, 2, 1)
+    with pytest.raises(dtlab.RankError, match="does not fit this model, optimizer and parts"):
+        dtlab.launch(wider, world_size=1)
+
+
+def test_the_simple_version_resumes_one_process(tmp_path: Path) -> None:
+    def run(steps: int, path: Path, stop: int | None = None) -> list[Tensor]:
+        model = _model(0, 0.4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        samples = Samples(len(X), 12)
+        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "samples": samples}
+        for step in range(simple_load(path, **parts), steps):
+            batch = next(samples)
+            optimizer.zero_grad()
+            (model(X[batch]) - Y[batch]).square().mean().backward()
+            optimizer.step()
+            simple_save(path, step + 1, **parts)
+            if step + 1 == stop:
+                break
+        return list(model.parameters())
+
+    expected = run(6, tmp_path / "a.pt")
+    run(6, tmp_path / "b.pt", stop=3)
+    assert all(map(torch.equal, expected, run(6, tmp_path / "b.pt")))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_every_epoch_visits_each_sample_once(ranks: int) -> None:
+    each = [Samples(20, 6, rank=rank, ranks=ranks, seed=5) for rank in range(ranks)]
+    batches = [[next(samples).tolist() for samples in each] for _ in range(10)]
+    drawn = [batch[i % ranks][i // ranks] for batch in batches for i in range(6)]
+    assert [sorted(drawn[start : start + 20]) for start in (0, 20, 40)] == [list(range(20))] * 3
+    assert drawn[:20] != drawn[20:40]
+
+
+def test_samples_names_a_batch_that_does_not_divide() -> None:
+    with pytest.raises(ValueError, match="a multiple of ranks"):
+        Samples(20, 7, rank=0, ranks=2)
