@@ -202,6 +202,15 @@ def test_nested_spans_and_waits_inside_them_stay_visible() -> None:
     assert tops["rank 0 forward span"] > tops["rank 0 compute span"] > tops["rank 0 idle waiting"]
 
 
+def test_a_thread_beside_the_program_waits_only_where_the_program_does_not_compute() -> None:
+    events = [
+        Event(0, "compute", "backward", (), 0, 0, 3),
+        Event(0, "comm", "all_reduce", (1,), 8, 1, 5, {"blocked": [(1, 5)], "thread": 1}),
+    ]
+    (lane,) = lanes(events)
+    assert [(bar.start, bar.end) for bar in lane.bars if bar.shade == "waiting"] == [(3, 5)]
+
+
 def test_a_prediction_waits_wherever_it_does_not_compute() -> None:
     trace = Trace.from_events(
         [

@@ -32,6 +32,7 @@ from dtlab.show import (
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
+    explore_wire,
     replay,
     ring,
     step_ring,
@@ -65,6 +66,7 @@ OTHERS: dict[str, Callable[[], Explorer]] = {
     "mesh": explore_mesh,
     "number line": explore_number_line,
     "pipeline": explore_pipeline,
+    "wire": explore_wire,
 }
 
 

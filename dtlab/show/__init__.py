@@ -15,6 +15,7 @@ from dtlab.show.figures import (
     attention_rounds,
     bit_layouts,
     bus_bandwidths,
+    ceiling_ladder,
     collective_table,
     cost_curves,
     crossover,
@@ -39,6 +40,7 @@ from dtlab.show.figures import (
     published_sweep,
     ring,
     ring_timeline,
+    roofline,
     scaling_chart,
     schedule,
     sequence_and_field,
@@ -49,6 +51,7 @@ from dtlab.show.figures import (
     timeline,
     tree,
     ways_to_split,
+    wire_step,
     zero_stages,
 )
 from dtlab.show.guess import Guess, guess
@@ -71,6 +74,7 @@ from dtlab.show.widgets import (
     explore_published_sweep,
     explore_schedule,
     explore_straggler,
+    explore_wire,
     replay,
     step_ring,
     step_tree,
@@ -86,6 +90,7 @@ __all__ = [
     "attention_rounds",
     "bit_layouts",
     "bus_bandwidths",
+    "ceiling_ladder",
     "collective_table",
     "cost_curves",
     "crossover",
@@ -106,6 +111,7 @@ __all__ = [
     "explore_published_sweep",
     "explore_schedule",
     "explore_straggler",
+    "explore_wire",
     "field_frames",
     "gather_and_free",
     "gradient_ranges",
@@ -128,6 +134,7 @@ __all__ = [
     "replay",
     "ring",
     "ring_timeline",
+    "roofline",
     "scaling_chart",
     "schedule",
     "sequence_and_field",
@@ -140,6 +147,7 @@ __all__ = [
     "timeline",
     "tree",
     "ways_to_split",
+    "wire_step",
     "zero_stages",
 ]
 

@@ -200,11 +200,14 @@ def _waits(operations: Sequence[Event], spans: Sequence[Event]) -> list[Stretch]
     """Return the periods in which the rank's program waited for an operation.
 
     An operation without recorded waiting, as in a prediction, counts as waiting from issue to
-    completion, except during compute spans.
+    completion, except during compute spans. So does a wait of a thread beside the program.
     """
-    recorded = [pair for event in operations for pair in event.extra.get("blocked", ())]
-    inferred = [(e.start, e.end) for e in operations if "blocked" not in e.extra]
-    return merged([*recorded, *without(inferred, [(span.start, span.end) for span in spans])])
+    recorded: list[Stretch] = []
+    beside = [(e.start, e.end) for e in operations if "blocked" not in e.extra]
+    for event in operations:
+        own_thread = event.extra.get("thread", 0)
+        (beside if own_thread else recorded).extend(event.extra.get("blocked", ()))
+    return merged([*recorded, *without(beside, [(span.start, span.end) for span in spans])])
 
 
 def messages(drawn: Sequence[Lane]) -> list[Message]:

@@ -10,9 +10,9 @@ from dtlab.show.figures.batch import effective_batch, published_sweep, schedule,
 from dtlab.show.figures.costs import bus_bandwidths, cost_curves, crossover
 from dtlab.show.figures.formats import bit_layouts, gradient_ranges, loss_scale_chart, number_line
 from dtlab.show.figures.layer import activation_bars, parallel_block
-from dtlab.show.figures.lines import line_chart, scaling_chart
+from dtlab.show.figures.lines import ceiling_ladder, line_chart, roofline, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase, zero_stages
-from dtlab.show.figures.overlap import gather_and_free, overlap, straggler
+from dtlab.show.figures.overlap import gather_and_free, overlap, straggler, wire_step
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring, ring_timeline
 from dtlab.show.figures.rounds import tree
@@ -38,6 +38,7 @@ __all__ = [
     "attention_rounds",
     "bit_layouts",
     "bus_bandwidths",
+    "ceiling_ladder",
     "collective_table",
     "cost_curves",
     "crossover",
@@ -62,6 +63,7 @@ __all__ = [
     "published_sweep",
     "ring",
     "ring_timeline",
+    "roofline",
     "scaling_chart",
     "schedule",
     "sequence_and_field",
@@ -73,5 +75,6 @@ __all__ = [
     "tree",
     "waits",
     "ways_to_split",
+    "wire_step",
     "zero_stages",
 ]

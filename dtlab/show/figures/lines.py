@@ -1,4 +1,4 @@
-"""Figures of curves: losses, errors, and scaling with the number of ranks."""
+"""Figures of curves: losses, errors, scaling with the number of ranks, and ceilings on speed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
+from matplotlib.patches import Rectangle
 
+from dtlab.predict.hardware import CARDS, Card, Link
+from dtlab.predict.roofline import Ceiling, attainable, ceilings
+from dtlab.predict.units import in_units
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers
-from dtlab.show.drawing.style import Figure
+from dtlab.show.drawing.style import COLOURS, INK, MUTED, SHEET, Figure, blend, edge
 from dtlab.show.words import number_words
 
-__all__ = ["line_chart", "scaling_chart"]
+__all__ = ["ceiling_ladder", "line_chart", "roofline", "scaling_chart"]
 
 Columns = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 _LEFT, _TOP, _BOTTOM = 0.8, 0.75, 0.6
@@ -230,3 +234,134 @@ def _scaling_alt_text(
         points = ", ".join(f"{times:.3g} on {n:g}" for n, times in pairs)
         facts.append(f"{name}, {kind}: {points}")
     return f"{heading}: times the work of one rank per second. {'; '.join(facts)}."
+
+
+# Ceilings: what each memory and each link of a GPU allows ----------------------------------------
+#
+#     arithmetic      ████████████████████  989 TFLOP/s    FLOPs per byte
+#     shared memory   ███████████████       33 TB/s              30
+#     HBM             ██████████            3.35 TB/s           295
+#     NVLink          ██████                450 GB/s          2,198
+#     network         ██                    50 GB/s          19,780
+
+_CARD: Final = CARDS["H100 SXM"]
+_REACHES: Final = {
+    "shared memory": "inside a multiprocessor",
+    "HBM": "memory of the GPU",
+    "NVLink": "GPUs of the same node",
+    "network": "other nodes",
+}
+_INTENSITIES: Final = 0.1, 2e5  # FLOPs per byte
+_BAR, _PITCH, _BARS, _LONG = 0.28, 0.46, 2.05, 4.0  # inches; from _BARS on, at most _LONG
+
+
+def ceiling_ladder(
+    card: Card = _CARD, network: Link | None = None, *, title: str | None = None
+) -> Figure:
+    """Draw the bytes per second of each memory and link of a GPU, below its FLOPs per second.
+
+    The right column has the FLOPs that the GPU must compute per byte that it moves over this
+    level, so that arithmetic is the limit and not the level. `network` is the link between nodes;
+    None means the adapter that usually comes with the card.
+    Raises: ValueError for a card without a bf16 peak, or without any bandwidth.
+    """
+    peak, levels = _levels("ceiling_ladder", card, network)
+    height = 1.35 + _PITCH * (1 + len(levels))
+    heading = title or f"The ladder of ceilings: {card.name}"
+    below = "per GPU and one-way; bars on a logarithmic scale; arithmetic in bf16, dense"
+    figure = Figure(9.4, height)
+    figure.heading(heading, below)
+    axes = figure.sheet(0, 0, 9.4, height)
+    axes.set(xlim=(0, 9.4), ylim=(0, height))
+    axes.text(8.6, height - 0.8, "FLOPs per byte needed", fontsize=8.5, color=MUTED, ha="right")
+    lowest = levels[-1].bandwidth / 5
+    reach = math.log(peak / lowest)
+    told = [f"arithmetic {in_units(peak, 'FLOP/s')}"]
+    rows = [("arithmetic", "FLOPs per second", peak, "FLOP/s")]
+    rows += [(name, _REACHES.get(name, ""), each, "B/s") for name, each in levels]
+    for number, (name, reaches, speed, unit) in enumerate(rows):
+        low = height - 1.2 - _PITCH * number
+        fill = COLOURS["forward"] if number == 0 else COLOURS["communication"]
+        if name in ("shared memory", "HBM"):
+            fill = blend(fill, SHEET, 0.55)
+        wide = _LONG * math.log(speed / lowest) / reach
+        axes.add_patch(Rectangle((_BARS, low), wide, _BAR, facecolor=fill, edgecolor=edge(fill),
+                                 linewidth=0.6, gid=name))  # fmt: skip
+        axes.text(0.15, low + 0.2, name, fontsize=9.5, color=INK, va="center")
+        axes.text(0.15, low + 0.03, reaches, fontsize=7.5, color=MUTED, va="center")
+        words = in_units(speed, unit)
+        axes.text(_BARS + wide + 0.1, low + 0.14, words, fontsize=9, color=INK, va="center")
+        if number:
+            ridge = f"{peak / speed:,.0f}"
+            axes.text(8.6, low + 0.14, ridge, fontsize=9.5, color=INK, va="center", ha="right")
+            told.append(f"{name} {words}, arithmetic is the limit from {ridge} FLOPs per byte on")
+    axes.text(0.15, 0.14, "A level further down moves fewer bytes per second, so a program must "
+              "compute more with each byte.", fontsize=8.5, color=INK)  # fmt: skip
+    figure.alt_text = f"{heading} ({below}): {'; '.join(told)}."
+    return figure
+
+
+def _levels(function: str, card: Card, network: Link | None) -> tuple[float, list[Ceiling]]:
+    """Return the card's peak and its ceilings, fastest first."""
+    levels = ceilings(card, network)
+    if card.bf16_flops is None or not levels:
+        raise ValueError(
+            f"{function}: the bf16 peak or all bandwidths of {card.name} are unknown."
+        )
+    return card.bf16_flops, levels
+
+
+def roofline(
+    points: Mapping[str, tuple[str, float]] | None = None,
+    card: Card = _CARD,
+    network: Link | None = None,
+    *,
+    title: str | None = None,
+) -> Figure:
+    """Plot the FLOPs per second that each memory and link of a GPU allows.
+
+    `points` maps a name to a level, such as "network", and to the FLOPs that a program computes
+    per byte that it moves over this level. Each point lies on the level's roof (Williams et al.
+    2009, "Roofline").
+    Raises: ValueError for a level that the card does not have.
+    """
+    peak, levels = _levels("roofline", card, network)
+    by_name = dict(levels)
+    unknown = {level for level, _ in (points or {}).values()} - set(by_name)
+    if unknown:
+        raise ValueError(f"roofline: {card.name} has {', '.join(by_name)}; not {unknown.pop()!r}.")
+    heading = title or f"The roofline of the {card.name}, with its links"
+    below = f"peak {in_units(peak, 'FLOP/s')} in bf16; a roof for each memory and link"
+    figure = Figure(9.4, 4.1)
+    figure.heading(heading, below)
+    across = np.geomspace(*_INTENSITIES, 300)
+    axes = [
+        Axis("FLOPs per byte over the level", _INTENSITIES, True, number_words),
+        Axis("FLOP/s at most", (1e11, 4 * peak), True, lambda y: in_units(y, "FLOP/s")),
+    ]
+    left = 1.2
+    box = (left, _BOTTOM, 9.4 - left - KEY, 4.1 - 0.8 - _BOTTOM)
+    chart = Chart(figure, box, list(by_name), axes[0], axes[1])
+    for name, bandwidth in levels:
+        chart.draw_curve(name, across, attainable(across, peak, bandwidth), "predicted")
+    told = [f"{name} reaches the peak from {each.ridge(peak):,.0f} FLOPs per byte on"
+            for name, each in zip(by_name, levels, strict=True)]  # fmt: skip
+    for name, (level, intensity) in (points or {}).items():
+        speed = float(attainable(intensity, peak, by_name[level]))
+        chart.draw_points(intensity, {level: speed})
+        above = speed == peak
+        label = chart.axes.annotate(name, (intensity, speed), textcoords="offset points",
+                                    xytext=(0, 7) if above else (7, -5))  # fmt: skip
+        label.set(ha="center" if above else "left", va="bottom" if above else "top")
+        label.set(fontsize=8, color=INK, gid=f"point {name}")
+        label.set_bbox({"facecolor": SHEET, "edgecolor": "none", "pad": 0.5, "alpha": 0.8})
+        told.append(
+            f"{name}, over {level}: {number_words(intensity)} FLOPs per byte allow "
+            f"{in_units(speed, 'FLOP/s')}, {number_words(100 * speed / peak, 2)} % of the peak"
+        )
+    chart.draw_key({
+        name: f"{in_units(each.bandwidth, 'B/s')}\npeak from {each.ridge(peak):,.0f}"
+        for name, each in zip(by_name, levels, strict=True)
+    })  # fmt: skip
+    figure.alt_text = f"{heading} ({below}). {'; '.join(told)}."
+    return figure

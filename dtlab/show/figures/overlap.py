@@ -1,4 +1,4 @@
-"""Figures of communication beside computation: buckets, gathered layers, and a straggler."""
+"""Figures of communication beside computation: buckets, the wire, gathers, and a straggler."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from matplotlib.ticker import MaxNLocator
 
 from dtlab.predict.asynchronous import gradients_per_second, mean_delay, step_seconds
 from dtlab.predict.communication import BucketTime, Gradient, Link, bucket_times, exposed_seconds
+from dtlab.predict.hardware import CARDS
 from dtlab.predict.units import counted
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
-from dtlab.show.words import byte_words, short_words, time_unit, time_words
+from dtlab.show.words import byte_words, number_words, short_words, time_unit, time_words
 
-__all__ = ["gather_and_free", "overlap", "straggler"]
+__all__ = ["gather_and_free", "overlap", "straggler", "wire_step"]
 
 _WIDTH, _HEIGHT = 9.4, 4.9
 _LEFT, _RIGHT = 1.15, 0.25
@@ -154,6 +155,81 @@ def _bytes(count: float) -> str:
 def _round_steps(end: float) -> list[float]:
     """Return round numbers from 0 to `end`."""
     return [float(tick) for tick in MaxNLocator(8, steps=[1, 2, 5, 10]).tick_values(0, end)]
+
+
+# A step of data parallelism: does the wire hide behind compute? ---------------------------------
+
+_LAYERS: Final = 40
+_PEAK: Final = CARDS["H100 SXM"].bf16_flops or 0.0
+_TOKENS: Final = np.geomspace(256, 2**20, 97)
+
+
+def wire_step(
+    bandwidth: float = 50e9,
+    num_gpus: int = 64,
+    tokens: float = 4096,
+    bytes_per_gradient: float = 2,
+    overlaps: bool = True,
+    *,
+    latency: float = 5e-6,
+    parameters: float = 1e9,
+    utilisation: float = 0.4,
+    title: str | None = None,
+) -> Figure:
+    """Predict a data-parallel step on H100s: backward, the all-reduces, and the speed-up.
+
+    `tokens` are those of one GPU in one step. Each takes 2 FLOPs per parameter in forward and 4 in
+    backward, at `utilisation` of the bf16 peak. A ring sends `bytes_per_gradient` per parameter
+    over links of `bandwidth` bytes/s one way; with `overlaps`, in buckets of 25 MB while backward
+    goes on. The lower chart plots the speed-up over one GPU against the tokens, if each GPU
+    computes that many.
+    Raises: ValueError for fewer than two GPUs, or values that are not above 0.
+    """
+    numbers = bandwidth, tokens, bytes_per_gradient, parameters, utilisation
+    if num_gpus < 2 or not all(0 < each < math.inf for each in numbers):
+        raise ValueError(f"wire_step: give two GPUs or more, and values above 0; not {num_gpus} "
+                         f"GPUs and {numbers}.")  # fmt: skip
+    link, size = Link(latency, bandwidth), bytes_per_gradient * parameters
+    bucket = 25e6 if overlaps else size
+
+    def step(count: float) -> tuple[list[Gradient], float, float]:
+        """Return backward's layers, all compute, and the exposed time, for tokens per GPU."""
+        forward = 2 * parameters * count / (_PEAK * utilisation)
+        layers = [Gradient(2 * forward / _LAYERS, size / _LAYERS)] * _LAYERS
+        return layers, 3 * forward, exposed_seconds(layers, bucket, num_gpus, link)
+
+    layers, computes, exposed = step(tokens)
+    faster = num_gpus * computes / (computes + exposed)
+    travels = exposed_seconds([Gradient(0, size / _LAYERS)] * _LAYERS, bucket, num_gpus, link)
+    words = f"{num_gpus:,} GPUs with {tokens:,.0f} tokens each, links of {_bytes(bandwidth)}/s"
+    heading = title or f"{words}, {'overlap' if overlaps else 'no overlap'}"
+    limit = "the wire is the wall" if exposed > 0.1 * computes else "compute is the wall"
+    note = (f"predicted: compute {time_words(computes)}, all-reduces {time_words(travels)}, "
+            f"exposed {time_words(exposed)}; "
+            f"{number_words(faster)} times one GPU: {limit}")  # fmt: skip
+    figure = Figure(_WIDTH, _HEIGHT)
+    figure.heading(heading, note)
+    _draw_pass(figure, layers, bucket_times(layers, bucket, num_gpus, link))
+    counts = np.union1d(_TOKENS, [tokens])
+    times = [step(count)[1:] for count in counts]
+    curve = np.array([num_gpus * each / (each + more) for each, more in times])
+    name = "speed-up"
+    across = Axis("tokens per GPU and step", (float(counts[0]), float(counts[-1])), True,
+                  lambda count: f"{count:,.0f}")  # fmt: skip
+    upwards = Axis("times one GPU", (0.0, 1.08 * num_gpus), write=lambda each: f"{each:,.0f}")
+    chart = Chart(figure, (_LEFT, 0.55, _WIDTH - _LEFT - KEY, 1.85), [name], across, upwards)
+    chart.draw_curve(name, counts, curve, "predicted")
+    chart.draw_level(num_gpus, f"ideal: {num_gpus:,}")
+    chart.draw_upright(tokens, f"{tokens:,.0f}")
+    chart.draw_points(tokens, {name: faster})
+    enough = counts[curve >= 0.9 * num_gpus]
+    most = f"90 % from {enough[0]:,.0f} on" if len(enough) else "90 % at no point here"
+    share = f"efficiency {100 * faster / num_gpus:.0f} %"
+    chart.draw_key({name: f"{number_words(faster)} here\n{share}\n{most}"})
+    ends = (f"{number_words(curve[i])} at {counts[i]:,.0f}" for i in (0, -1))
+    figure.alt_text = (f"{heading}: {note}. Below, the speed-up over one GPU against tokens per "
+                       f"GPU: {', '.join(ends)}; {share}, {most}.")  # fmt: skip
+    return figure
 
 
 # The cost of a late worker: if all workers wait for it, up to a bound, or not at all -------------

@@ -20,6 +20,7 @@ from dtlab.show.widgets.replay import Replay as Replay
 from dtlab.show.widgets.replay import replay as replay
 from dtlab.show.widgets.training import explore_overlap as explore_overlap
 from dtlab.show.widgets.training import explore_straggler as explore_straggler
+from dtlab.show.widgets.wire import explore_wire as explore_wire
 
 __all__ = [
     "Explorer",
@@ -39,6 +40,7 @@ __all__ = [
     "explore_published_sweep",
     "explore_schedule",
     "explore_straggler",
+    "explore_wire",
     "replay",
     "step_ring",
     "step_tree",

@@ -16,6 +16,7 @@ from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
+from dtlab.predict.units import counted
 from dtlab.units.unit09.compressed import UNCHANGED, Compressed, States, call_in_steps
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class PowerSGD(Compressed):
         return "Are both factors sums over the ranks, and has P orthonormal columns?"
 
     def __str__(self) -> str:
-        return f"[{self.shape[0]}, {self.shape[1]}] with {self.columns} columns"
+        return f"[{self.shape[0]}, {self.shape[1]}] with {counted(self.columns, 'column')}"
 
     def gradient(self, rank: int, step: int) -> Tensor:
         if self.topic != "dependent":
