@@ -77,7 +77,7 @@ def test_the_explorer_says_why_a_plan_cannot_run() -> None:
     assert "s a step" in explorer.figure.texts[0].get_text()
     explorer.controls["tensor"].value = 1024
     explorer.controls["pipeline"].value = 4
-    assert "It cannot run: the plan uses 4096 GPUs, but" in explorer.figure.alt_text
+    assert "It cannot run: the plan uses 4,096 GPUs, but" in explorer.figure.alt_text
     explorer.controls["tensor"].value, explorer.controls["pipeline"].value = 2, 1
     assert "This plan does not fit" in explorer.figure.texts[0].get_text()
 

@@ -32,7 +32,7 @@ from dtlab.predict.communication import (
 from dtlab.predict.hardware import CARDS, Card, Cluster, Link
 from dtlab.predict.memory import PrecisionPolicy, model_states, precision_policy
 from dtlab.predict.transformer import Recompute, Transformer, activation_bytes
-from dtlab.predict.units import check_bytes, check_count, in_gb, is_number
+from dtlab.predict.units import check_bytes, check_count, counted, in_gb, is_number
 
 __all__ = ["Estimate", "Plan", "Problem", "Transformer", "evaluate"]
 
@@ -244,7 +244,8 @@ def _illegal(problem: Problem, plan: Plan) -> str:
     if plan.odd:
         return plan.odd
     if plan.gpus != problem.cluster.size:
-        return f"the plan uses {plan.gpus} GPUs, but the cluster has {problem.cluster.size}"
+        used = counted(plan.gpus, "GPU")
+        return f"the plan uses {used}, but the cluster has {problem.cluster.size:,}"
     if model.num_heads % plan.tensor:
         return f"{plan.tensor} tensor ranks do not divide {model.num_heads} heads"
     if model.keys % plan.tensor:

@@ -158,7 +158,7 @@ def _where_to_look(trials: Seen, words: str) -> str:
         )
     silent = (step for trial in trials for step in steps_of(trial) if not step.all_reduces)
     if {step.number > 0 for step in silent} == {True}:
-        return f"In step 1 buckets are sent, and in later steps none is. {_LEFT_BEHIND}"
+        return f"Step 1 sends its buckets, and later steps send none. {_LEFT_BEHIND}"
     some = right_on_some(trials)
     alone = {trial.trial.world_size for trial in trials if not trial.mistakes} == {1}
     early = "oes your code read or write a bucket before wait() for it has returned?"
