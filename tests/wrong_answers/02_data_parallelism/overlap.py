@@ -519,11 +519,11 @@ WRONG = {
         "all_reduces": "The gradients left at the end form a bucket too",
     },
     right_in_the_first_step_only: {
-        "gradients": "In step 1 buckets are sent, and in later steps none is",
+        "gradients": "Step 1 sends its buckets, and later steps send none",
         "all_reduces": "no bucket is sent, although step 1 sent them all. Which state did",
     },
     arrived_is_never_reset: {
-        "gradients": "In step 1 buckets are sent, and in later steps none is",
+        "gradients": "Step 1 sends its buckets, and later steps send none",
         "all_reduces": "no bucket is sent, although step 1 sent them all. Which state did",
     },
     hooks_that_all_count_in_the_last_bucket: {"gradients": "which gradients does its hook count"},
