@@ -251,7 +251,7 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], observation: Obs
             part = case.part(name, whole, rank, len(results))
             if part is not None and not _alike(result["after"][name], part, case.near):
                 wrong = f"{name} on rank {rank} is not what one process ends with."
-                return f"{wrong} {_first_wrong_update(case, results) or case.looks[1]}"
+                return f"{wrong} {_first_wrong_update(case, results)}{case.looks[1]}"
     return ""
 
 
@@ -268,7 +268,7 @@ def _first_wrong_update(case: TrainingRun, results: Sequence[Any]) -> str:
         return ""
     return (
         f"The losses are right up to step {right}, so the update of step {right} is the first "
-        "that is wrong. What differs from the steps before it?"
+        "that is wrong. "
     )
 
 

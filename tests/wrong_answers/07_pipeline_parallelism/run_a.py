@@ -397,7 +397,7 @@ WRONG = {
     still_broken: {"copies": "the copies of stage 0"},
     only_divided_once: {"copies": "the copies of stage 0"},
     only_a_loss_divided: {"copies": "the copies of stage 0"},
-    only_the_loop_moved: {"training": "compare their first updates"},
+    only_the_loop_moved: {"training": "compare their updates"},
     reports_a_part_of_the_loss: {"training": "returns the losses"},
     the_other_ranks: {"copies": "the copies of stage 1"},
     first_and_last: {"copies": "the copies of stage 1"},
