@@ -57,6 +57,14 @@ def blocked(message: str) -> Verdict:
     return Verdict("blocked", message)
 
 
+WAITS = "judged once this is met: "
+
+
+def waits_for(criterion: str) -> Verdict:
+    """Returns the verdict that another criterion must be met first; `Check` puts in its text."""
+    return blocked(f"{WAITS}{criterion}")
+
+
 @dataclass(frozen=True)
 class Rule:
     """A criterion before it is judged: its name, its points, and its judge.
@@ -184,7 +192,13 @@ class Check:
             names = (rule.after,) if isinstance(rule.after, str) else rule.after
             waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
-            settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(observations)
+            one = rule.closed(verdict) if verdict else rule.settle(observations)
+            awaited = one.message.removeprefix(WAITS)
+            if awaited != one.message:
+                text = next((each.right for each in self.rules if each.name == awaited), "")
+                words = f"{WAITS}{text}" if text else "judged once the answer can be read"
+                one = replace(one, message=words)
+            settled[rule.name] = one
         return list(settled.values())
 
     def prepare(self, bench: Bench = HERE) -> None:
