@@ -238,6 +238,51 @@ def test_a_wrong_case_also_shows_why_the_other_criteria_are_lost(
     assert out.count("4 rounds on 4 ranks; a ring needs N-1 = 3.") == 1
 
 
+def always_a_ring(nbytes: float, cluster: Any) -> str:
+    return "ring"
+
+
+def never_waits(output: torch.Tensor, input: torch.Tensor, group: Any = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 1):
+        dist.isend(passing, group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(passing)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        passing = arriving + chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "fn", "number", "fault"),
+    [
+        ("01/choose", always_a_ring, 2, "over 16 sizes, your choices take 15.696 times as long"),
+        ("01/reduce_scatter", never_waits, 4, "does not wait for its dist.isend in line"),
+    ],
+)
+def test_a_case_that_is_run_again_shows_the_fault_of_the_report(
+    part: str, fn: Any, number: int, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fault in str(check(part, fn))
+    capsys.readouterr()
+    dtlab.practice(part, fn, case=number)
+    out = capsys.readouterr().out
+    assert fault in out
+    assert "No fault shows in this case alone" not in out
+
+
+def test_a_case_of_choose_compares_each_choice_with_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dtlab.practice("01/choose", always_a_ring, case=1)
+    out = capsys.readouterr().out
+    assert "\n   1.0 MB: ring 140.0 µs; best: hierarchical 37.0 µs\n" in out
+    assert "the step takes 155.7 ms" in out
+    assert "16 sizes" not in out
+
+
 def blank(tensor: torch.Tensor, group: Any = None) -> None:
     raise NotImplementedError
 

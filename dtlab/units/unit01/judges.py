@@ -130,7 +130,10 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
         wrong = _moved_by_other_code(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
-    return Judging(right, judge)
+    def alone(seen: Seen) -> str:
+        return _moved_by_other_code(seen) or by_luck(over_the_world(seen))
+
+    return Judging(right, judge, alone=alone)
 
 
 def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
