@@ -398,6 +398,7 @@ def test_chunks_of_other_lengths_are_named() -> None:
     assert "chunk 1 has 3. Give each receive buffer the length" in mistake
     few = AllReduce(0, 2).advice("5 ranks, 2 elements: a (0) must match the size of tensor b (1)")
     assert "chunks 0 and 1 have 1 element, and chunks 2 to 4 have none." in few
+    assert "looks for its place" in AllReduce(0, 8).advice("2 ranks: 1 is not in list")
     assert AllReduce(0, 8).advice(f"2 ranks, 8 elements: {headline}") == ""
     assert AllReduce(0, 7).advice("2 ranks, 7 elements: a rank sends to itself") == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,7 +69,8 @@ def _moved_by_other_code(seen: Seen) -> str:
     for run in seen:
         dtlabs = {name for results in run.results for got in results for name in got.finished}
         torchs = set(run.trace.ops() if run.trace is not None else ()) - _POINT_TO_POINT
-        for name in (*sorted(dtlabs), *(f"dist.{name}" for name in sorted(torchs))):
+        ready = (*sorted(dtlabs), *(f"{name} of torch.distributed" for name in sorted(torchs)))
+        for name in ready:
             return (
                 f"{name[:100]} does the work for you, and a ready-made collective does not count: "
                 "build it from dist.isend and dist.recv."
@@ -203,7 +205,11 @@ def world_sizes_right(seen: Seen) -> set[int]:
 
 def chunks_pattern(seen: Seen) -> str:
     """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits."""
-    wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
+    wrong_chunks = any(
+        re.search(r"this is chunk \d+ of the sum", mistake)
+        for run in seen
+        for mistake in run.mistakes
+    )
     if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
         return f"Right on 1 and 2 ranks only{_why_not_on_three(seen)}"
     return sizes_pattern(seen)
