@@ -367,6 +367,29 @@ def test_a_receive_without_wait_is_named_in_the_report(
     assert "warning" not in capsys.readouterr().out
 
 
+def swap_without_wait() -> torch.Tensor:
+    theirs, other = torch.empty(1), 1 - dist.get_rank()
+    dist.isend(torch.full((1,), float(other)), other)
+    dist.recv(theirs, other)
+    return theirs
+
+
+def test_a_send_without_wait_is_named_beside_a_right_result() -> None:
+    (criterion,) = practice(swap_without_wait, returns=[[0.0], [1.0]]).criteria
+    assert criterion.status == "ok"
+    assert "by luck" in criterion.message
+    assert "does not wait for its dist.isend in line" in criterion.message
+
+
+def examples_of_rank(count: int) -> range:
+    return range(dist.get_rank(), count, 2)
+
+
+def test_a_result_that_cannot_be_sent_is_named_with_its_function() -> None:
+    (criterion,) = practice(examples_of_rank, 4, returns=[[0, 2], [1, 3]]).criteria
+    assert "examples_of_rank returns a range, which a rank cannot send back." in criterion.message
+
+
 def forgets_to_wait(tensor: torch.Tensor, group: Any = None) -> None:
     if dist.get_world_size() == 2:
         arrived = torch.empty_like(tensor)

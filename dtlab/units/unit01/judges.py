@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dtlab.grading.checking.checks import Judging, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import unseen_messages
+from dtlab.grading.checking.unseen import by_luck, unseen_messages
 from dtlab.grading.words import amount, count_ranks
 from dtlab.units.unit01.calls import Call
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["Message", "after_result", "by_luck", "calls_of", "chunks_pattern", "first_mistake",
+__all__ = ["Message", "after_result", "calls_of", "chunks_pattern", "first_mistake",
            "judge_result", "judge_sent", "judge_subgroups", "messages", "other_dtype",
            "over_the_world", "sizes_pattern", "world_sizes_right"]  # fmt: skip
 
@@ -92,21 +92,6 @@ def _unseen_source(run: Observation) -> str:
                 f"{amount(needed)} that it needs, only {amount(received)} arrived in messages: "
                 "the data arrived another way. Use dist.isend and dist.recv."
             )
-    return ""
-
-
-def by_luck(seen: Seen) -> str:
-    """A message if a rank does not wait for a transfer that it started; empty if all wait."""
-    for run in seen:
-        for event in run.trace.events if run.trace is not None else ():
-            if event.name in ("send", "recv") and event.extra.get("blocked") == []:
-                line = event.extra.get("line")
-                return (
-                    f"{run.trial.words()}: the result is right, but by luck: rank {event.rank} "
-                    f"does not wait for its dist.i{event.name}{f' in line {line}' * bool(line)}. "
-                    f"Call wait() on the object that dist.i{event.name} returns: only then is the "
-                    "transfer complete."
-                )
     return ""
 
 
