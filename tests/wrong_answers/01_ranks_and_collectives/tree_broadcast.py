@@ -293,7 +293,7 @@ WRONG = {
     scattered_then_gathered: {"once": "received", "rounds": "a tree needs 3"},
     always_from_rank_0: {"result": "hold the values of rank 0, not those of rank 1"},
     positions_taken_for_ranks: {"result": "Right only with src=0."},
-    group_rank_in_no_group: {"result": "Call dist.get_group_rank only if group is not None."},
+    group_rank_in_no_group: {"result": "Call dist.get_group_rank only if"},
     powers_of_two_only: {"result": "Right only if the number of ranks is a power of two"},
     last_round_left_out: {"result": "Right only if the number of ranks is a power of two"},
     returned_but_not_in_place: {"result": "but leave `tensor` unchanged"},
