@@ -173,12 +173,12 @@ class Call(Case):
 
     def advice(self, trouble: str) -> str:
         """Advice on process groups, or on the lengths of chunks if they differ."""
-        if known := next((text for words, text in _KNOWN.items() if words in trouble), ""):
-            return known
         if self.groups and "'group'" in trouble:
             return "Your function takes no `group`: write group=None as its last argument."
         if self.groups:
             return " ".join(filter(None, (_on_groups(trouble), self.note, _global(self.groups))))
+        if known := next((text for words, text in _KNOWN.items() if words in trouble), ""):
+            return known
         ranks = int(match[1]) if (match := _OTHER_SIZES.match(trouble)) else 1
         return _lengths(self.size, ranks) if self.size % ranks else ""
 
