@@ -31,12 +31,14 @@ UNANSWERED = Verdict("open", "not answered yet")
 class Judging:
     """A judge, and the message `right` for a correct answer.
 
-    `by_case` says that it judges each case alone, so that it can judge a single one too.
+    `by_case` says that it judges each case alone, so that it can judge a single one too. A judge
+    of several cases may have an `alone`, which says what is wrong with a single one; or "".
     """
 
     right: str
     judge: Judge
     by_case: bool = False
+    alone: Callable[[Sequence[Observation]], str] = lambda _: ""
 
     def __call__(self, observations: Sequence[Observation]) -> Verdict:
         return self.judge(observations)
