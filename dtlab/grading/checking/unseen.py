@@ -200,8 +200,11 @@ def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Eve
 def marked_waits() -> Iterator[None]:
     """Marks every wait for an operation as `wait` in the trace, even one that returns at once.
 
-    The recorder itself does not record a wait for an operation that has already ended.
+    The recorder itself does not record a wait for an operation that has already ended. Waits with
+    the same `extra["handle"]` are for the same operation. A future has a number for each wait,
+    since `get_future()` returns another object each time.
     """
+    from itertools import count
     from unittest.mock import patch
 
     import torch
@@ -209,10 +212,15 @@ def marked_waits() -> Iterator[None]:
 
     from dtlab.trace import span
 
+    numbers, handles = count(), dict[int, tuple[int, Any]]()  # kept, so that ids stay different
+
     def marked(plain: Any) -> Any:
-        def wait(*args: Any, **keywords: Any) -> Any:
-            with span("wait"):
-                return plain(*args, **keywords)
+        def wait(handle: Any, *args: Any, **keywords: Any) -> Any:
+            number = next(numbers)
+            if isinstance(handle, dist.Work):
+                number, _ = handles.setdefault(id(handle), (number, handle))
+            with span("wait", handle=number):
+                return plain(handle, *args, **keywords)
 
         return wait
 
