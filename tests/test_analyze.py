@@ -287,6 +287,13 @@ def test_several_late_ranks_are_named_also_if_steps_differ() -> None:
     assert found.causes[0].seconds == pytest.approx(1.8, rel=0.1)
 
 
+@pytest.mark.parametrize("name", ["forward", "input"])
+def test_times_in_one_sentence_have_one_unit(name: str) -> None:
+    step = [((name, 0.000531), (name, 0.157)), (("all_reduce", 1e-5),) * 2]
+    message = diagnose(steps_of(*zip(*step, strict=True), count=4)).message
+    assert "157 ms per step" in message and "the other ranks 0.531 ms." in message
+
+
 def test_ranks_that_are_late_by_chance_are_no_stragglers() -> None:
     """On a busy machine, each rank is late now and then."""
     slow = {(1, 1), (2, 1), (3, 1), (4, 1), (6, 0)}  # step and rank

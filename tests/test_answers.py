@@ -117,6 +117,8 @@ S = {"S": 8}
         (24e6, "lost", "24 MB: that is both ways."),
         (1, "lost", "1 MB: that is one."),
         (12e6 / 2**20, "lost", "this would be right in MiB"),
+        (12_000, "lost", "12000 is not it. It is right in kB, but the question asks for MB."),
+        ("12 B", "lost", "Count the rounds."),
         ("12 Mb", "lost", "'Mb' is no unit"),
         ([], "open", "not answered yet"),
     ],

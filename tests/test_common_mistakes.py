@@ -139,6 +139,16 @@ def test_a_collective_without_the_group() -> None:
     assert "meant for the group of ranks 0 and 1, pass that group." in message
 
 
+def test_collectives_of_two_groups_that_meet_in_the_default_group() -> None:
+    def replicas() -> None:
+        dist.new_group([0, 2])
+        dist.all_reduce(torch.ones(4 + dist.get_rank() % 2))
+
+    message = message_of(replicas)
+    assert "This all_reduce needs ranks 0 to 2, because it has no group=." in message
+    assert "If it is meant for a smaller group, pass that group." in message
+
+
 def test_groups_that_wait_in_a_circle() -> None:
     def crossed() -> None:
         groups = [dist.new_group(members) for members in ([0, 1], [1, 2], [0, 2])]

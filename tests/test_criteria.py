@@ -61,6 +61,16 @@ def test_a_criterion_waits_for_those_before_it() -> None:
     assert seen == {"small": "lost", "large": "blocked", "other": "ok"}
 
 
+def test_a_blocked_criterion_says_which_one_it_waits_for() -> None:
+    small = rule("small", 1, "small numbers are doubled")
+    check = Check(lambda _: [], (small, rule("large", 1, "right", "small")))
+    _, large = check.settle([saw("small", 3), saw("large", 2)])
+    assert large.message == "judged once this is met: small numbers are doubled"
+    unreadable = Check(lambda _: [], (rule("large", 1, "right", "small"),))
+    (large,) = unreadable.settle([saw("small", 3), saw("large", 2)])
+    assert large.message == "judged once the answer can be read"
+
+
 def test_nothing_is_earned_in_trials_that_were_not_run() -> None:
     """A trial that hangs is the last one."""
     error = RankTimeoutError("too long", running=[])

@@ -202,7 +202,11 @@ ALL_REDUCE = hanging(
     [
         ({3, 1}, f"but not for all of ranks 1 and 3: {CALLED}"),
         ({1}, f"but not for rank 1: {CALLED}"),
-        ({3, 2}, "but not for all of ranks 2 and 3: a rank is not a member of its group."),
+        (
+            {3, 2},
+            "but not for all of ranks 2 and 3: not all of them are members of the group in "
+            "which rank 0 waits.",
+        ),
         ({3, 0}, "but not for all of ranks 0 and 3: a rank does not wait for itself."),
     ],
 )

@@ -78,7 +78,7 @@ def test_the_numbers_stand_beside_their_questions_and_the_driver_is_marked(id: s
     for step in choice.path:
         words = told[step.question.id].get_text()
         assert words.startswith("not known") or step.numbers[0] in words
-        assert ("drove it" in words) == (step is choice.because)
+        assert ("decided it" in words) == (step is choice.because)
     assert figure.texts[1].get_text() == f"because {choice.because}"
     assert all(step.question.text in figure.alt_text for step in choice.path)
     assert str(choice.because) in figure.alt_text

@@ -227,6 +227,8 @@ def test_a_layer_is_gathered_before_it_computes_and_prefetch_shortens_the_step()
         for layer in range(4):
             whole = boxes(figure, f"whole {layer}")
             assert len(whole) == 2
+            first, second = whole
+            assert first.get_x() + first.get_width() < second.get_x()  # freed in between
             for band in whole:
                 inside = [box for name in ("gather", "forward", "backward")
                           for box in boxes(figure, name) if box.get_y() > band.get_y()

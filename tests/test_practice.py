@@ -238,6 +238,51 @@ def test_a_wrong_case_also_shows_why_the_other_criteria_are_lost(
     assert out.count("4 rounds on 4 ranks; a ring needs N-1 = 3.") == 1
 
 
+def always_a_ring(nbytes: float, cluster: Any) -> str:
+    return "ring"
+
+
+def never_waits(output: torch.Tensor, input: torch.Tensor, group: Any = None) -> None:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 1):
+        dist.isend(passing, group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(passing)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        passing = arriving + chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "fn", "number", "fault"),
+    [
+        ("01/choose", always_a_ring, 2, "over 16 sizes, your choices take 15.696 times as long"),
+        ("01/reduce_scatter", never_waits, 4, "does not wait for its dist.isend in line"),
+    ],
+)
+def test_a_case_that_is_run_again_shows_the_fault_of_the_report(
+    part: str, fn: Any, number: int, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fault in str(check(part, fn))
+    capsys.readouterr()
+    dtlab.practice(part, fn, case=number)
+    out = capsys.readouterr().out
+    assert fault in out
+    assert "No fault shows in this case alone" not in out
+
+
+def test_a_case_of_choose_compares_each_choice_with_the_best(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dtlab.practice("01/choose", always_a_ring, case=1)
+    out = capsys.readouterr().out
+    assert "\n   1.0 MB: ring 140.0 µs; best: hierarchical 37.0 µs\n" in out
+    assert "the step takes 155.7 ms" in out
+    assert "16 sizes" not in out
+
+
 def blank(tensor: torch.Tensor, group: Any = None) -> None:
     raise NotImplementedError
 
@@ -322,6 +367,29 @@ def test_a_receive_without_wait_is_named_in_the_report(
     assert "warning" not in capsys.readouterr().out
 
 
+def swap_without_wait() -> torch.Tensor:
+    theirs, other = torch.empty(1), 1 - dist.get_rank()
+    dist.isend(torch.full((1,), float(other)), other)
+    dist.recv(theirs, other)
+    return theirs
+
+
+def test_a_send_without_wait_is_named_beside_a_right_result() -> None:
+    (criterion,) = practice(swap_without_wait, returns=[[0.0], [1.0]]).criteria
+    assert criterion.status == "ok"
+    assert "by luck" in criterion.message
+    assert "does not wait for its dist.isend in line" in criterion.message
+
+
+def examples_of_rank(count: int) -> range:
+    return range(dist.get_rank(), count, 2)
+
+
+def test_a_result_that_cannot_be_sent_is_named_with_its_function() -> None:
+    (criterion,) = practice(examples_of_rank, 4, returns=[[0, 2], [1, 3]]).criteria
+    assert "examples_of_rank returns a range, which a rank cannot send back." in criterion.message
+
+
 def forgets_to_wait(tensor: torch.Tensor, group: Any = None) -> None:
     if dist.get_world_size() == 2:
         arrived = torch.empty_like(tensor)
@@ -353,6 +421,7 @@ def test_chunks_of_other_lengths_are_named() -> None:
     assert "chunk 1 has 3. Give each receive buffer the length" in mistake
     few = AllReduce(0, 2).advice("5 ranks, 2 elements: a (0) must match the size of tensor b (1)")
     assert "chunks 0 and 1 have 1 element, and chunks 2 to 4 have none." in few
+    assert "looks for its place" in AllReduce(0, 8).advice("2 ranks: 1 is not in list")
     assert AllReduce(0, 8).advice(f"2 ranks, 8 elements: {headline}") == ""
     assert AllReduce(0, 7).advice("2 ranks, 7 elements: a rank sends to itself") == ""
 

@@ -173,8 +173,12 @@ def state_of(
     """The state in which some parts are passed and some units have copies, without lessons."""
     rows = [Row(part, 1.0 if part in passed else None) for part in parts or known_parts()]
     units = groupby(rows, key=lambda row: row.part.unit)
+
+    def at(number: str) -> float:  # each copy of `saved` is newer than the one before it
+        return saved.index(number) + 1 if number in saved else 0
+
     return Progress(
-        [Unit(Lesson(number, number), list(of), number in saved) for number, of in units], latest
+        [Unit(Lesson(number, number), list(of), at(number)) for number, of in units], latest
     )
 
 
@@ -242,6 +246,7 @@ def test_what_is_next_follows_what_the_learner_works_on() -> None:
     started = next(part for part in parts if part.unit == "06")
     assert state_of(unit, unit[-1].name, saved=["06"]).next == started
     assert state_of([], saved=["06"]).next == started
+    assert state_of([], saved=["06", "07"]).next == started  # nothing is done: the first one
 
 
 # The learner's own copies ----------------------------------------------------------------------

@@ -159,6 +159,15 @@ def test_a_line_may_be_named_in_many_ways(said: Any) -> None:
     assert judge_line(scripts.train_5, said, LINE, "Look.").status == "ok"
 
 
+def test_an_empty_line_does_nothing() -> None:
+    from dtlab.units.unit07.replicas_script import train_replicas
+
+    verdict = judge_line(train_replicas, 8, ["optimizer.step()"], "Look.")
+    assert (verdict.status, verdict.message) == (
+        "lost", "line 8, counted from def, has no code. Look."
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("said", "piece"),
     [

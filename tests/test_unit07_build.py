@@ -12,7 +12,16 @@ import torch
 from dtlab.grading import find_part, known_parts
 from dtlab.grading.checking.criteria import Noted
 from dtlab.predict import peak_in_flight
-from dtlab.schedules import Action, Schedule, gpipe, naive, one_f_one_b, validate, zb_h1
+from dtlab.schedules import (
+    Action,
+    Schedule,
+    as_schedule,
+    gpipe,
+    naive,
+    one_f_one_b,
+    validate,
+    zb_h1,
+)
 from dtlab.units.unit07 import gpipe as all_forward_first
 from dtlab.units.unit07 import one_f_one_b as in_turns
 from dtlab.units.unit07.balance_stages import PART as BALANCE_STAGES
@@ -91,10 +100,26 @@ def test_a_report_shows_the_grid_around_the_first_late_action() -> None:
     late = one_f_one_b(4, 20)
     late[0].insert(20, late[0].pop(19))  # 0B8 before 0F11
     ((name, words),) = slow(late, one_f_one_b(4, 20))
-    assert name == "time" and "The first action that comes late is 0B8" in words
+    assert name == "time"
+    assert "The first action that comes late is 0F11, in slot 24, not 22" in words
     shown = words.splitlines()[1:]
-    assert "[0B8]" in shown[1] and shown[-1].startswith("(slots ")
+    assert "[0F11]" in shown[1] and shown[-1].startswith("(slots ")
     assert max(map(len, shown)) <= 66
+
+
+@pytest.mark.parametrize(
+    ("schedule", "best", "late"),
+    [
+        (naive(3, 4), gpipe(3, 4), "0F1, in slot 6, not 1"),
+        (naive(3, 5), one_f_one_b(3, 5), "0F1, in slot 6, not 1"),
+        ([[f"{r}B{3 - int(a.microbatch)}" if r == 1 and a.kind == "B" else str(a) for a in row]
+          for r, row in enumerate(gpipe(3, 4))], gpipe(3, 4), "1B3, in slot 10, not 7"),
+    ],
+    ids=["naive for GPipe", "naive for 1F1B", "one rank in reverse"],
+)  # fmt: skip
+def test_the_late_action_is_one_that_could_be_earlier(schedule: Any, best: Any, late: str) -> None:
+    ((_, words),) = slow(as_schedule(schedule), best)
+    assert f"The first action that comes late is {late}" in words
 
 
 def test_a_schedule_may_be_written_in_any_way_that_the_library_reads() -> None:

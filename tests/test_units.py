@@ -155,6 +155,16 @@ def objections_to(cells: list[NotebookNode]) -> list[str]:
 
 
 @pytest.mark.parametrize("unit", UNITS)
+def test_a_lesson_tells_how_long_the_required_exercises_take(unit: str) -> None:
+    first = read(ROOT / "notebooks" / f"{unit}.ipynb").cells[0].source
+    spelled = {"two": 120, "two and a half": 150, "three": 180, "three and a half": 210}
+    ((nearly, hours),) = re.findall(r"(nearly )?((?:two|three)(?: and a half)?) hours\s", first)
+    stated = spelled[hours] - 15 * bool(nearly)
+    parts = [part for part in known_parts() if part.unit == unit[:2] and not part.stretch]
+    assert abs(sum(part.minutes for part in parts) - stated) <= 15
+
+
+@pytest.mark.parametrize("unit", UNITS)
 def test_a_lesson_keeps_to_the_form(unit: str) -> None:
     assert not objections_to(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
 

@@ -11,10 +11,12 @@ from dtlab.errors import DtlabError
 from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, lost, ok
 from dtlab.grading.checking.replay import replay
 from dtlab.grading.checking.trials import Case, Observation, Trial
+from dtlab.grading.checking.unseen import by_luck
 from dtlab.grading.learners import record
 from dtlab.grading.parts import find_part
 from dtlab.grading.report import Report
 from dtlab.ranks.notices import notice
+from dtlab.ranks.plain import NotPlain, encode
 from dtlab.ranks.words import writes_in_place
 
 __all__ = ["practice"]
@@ -85,7 +87,16 @@ class _Returns(Case):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> Any:
-        return _plain(fn(*given))
+        result = _plain(fn(*given))
+        try:
+            encode(result)
+        except NotPlain:
+            name, kind = getattr(fn, "__name__", "the answer"), type(result).__name__
+            raise TypeError(
+                f"{name} returns a {kind}, which a rank cannot send back. "
+                "Return numbers, lists or tensors."
+            ) from None
+        return result
 
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
@@ -111,7 +122,7 @@ class _Returns(Case):
 def _judge(observations: Sequence[Observation]) -> Verdict:
     (one,) = observations
     if not one.mistakes:
-        return ok(_RIGHT)
+        return ok(by_luck(observations) or _RIGHT)
     collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
     unused = "returns None" in one.mistakes[0] and min(collectives, default="")
     return lost(f"{one.mistakes[0]}\n{writes_in_place(unused)}" if unused else one.mistakes[0])

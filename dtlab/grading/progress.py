@@ -201,9 +201,9 @@ class Progress:
         for unit in self.units:
             if unit.lesson.has(self.latest):
                 return unit.lesson.unit
-        newest = max(self.units, key=lambda unit: unit.saved, default=None)
-        if not self.latest and newest and newest.saved:
-            return newest.lesson.unit
+        first = next((unit for unit in self.units if unit.saved), None)
+        if not self.latest and first:
+            return first.lesson.unit
         return self.latest.partition("/")[0]
 
     def _shown(self) -> list[Unit]:

@@ -303,7 +303,7 @@ class _Patient:
             LAUNCH: f"leave{s} the GPU without kernels for {took}",
         }[reason]
         message = (
-            f"{_ranks(ranks)} {doing}, the other ranks {_ms(usual[reason])}. "
+            f"{_ranks(ranks)} {doing}, the other ranks {_ms(usual[reason], mine[reason])}. "
             + self._waiting_for(*ranks)
         )
         advice = {
@@ -336,10 +336,10 @@ class _Patient:
         )
         if not ranks or len(ranks) == len(waits):
             return (), f"A rank waits {_ms(waits.mean())} per step for its next batch.", general
-        rest = np.delete(waits, slow).mean()
+        rest, longest = np.delete(waits, slow).mean(), waits[slow].mean()
         message = (
-            f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} {_ms(waits[slow].mean())} per step "
-            f"for the next batch, the other ranks {_ms(rest)}. " + self._waiting_for(*ranks)
+            f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} {_ms(longest)} per step for the "
+            f"next batch, the other ranks {_ms(rest, longest)}. " + self._waiting_for(*ranks)
         )
         return ranks, message, (
             f"Compare what rank {_list(ranks)} reads with the other ranks: its disk or network, "
@@ -607,9 +607,11 @@ def _table_unit(seconds: float) -> tuple[str, float]:
     return _unit(seconds / 10)
 
 
-def _ms(seconds: float) -> str:
-    unit, factor = _unit(seconds) if seconds else ("ms", 1e3)
-    return f"{seconds * factor:.3g} {unit}" if seconds * factor < 999.5 else f"{seconds:.0f} s"
+def _ms(seconds: float, beside: float = 0.0) -> str:
+    """The seconds in a unit that suits them, or else the larger value `beside` them."""
+    unit, factor = _unit(beside or seconds) if seconds else ("ms", 1e3)
+    number = round(seconds * factor, 3)
+    return f"{number:.3g} {unit}" if number < 999.5 else f"{seconds:.0f} s"
 
 
 def _share(share: float) -> str:

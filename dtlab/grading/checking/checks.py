@@ -31,12 +31,14 @@ UNANSWERED = Verdict("open", "not answered yet")
 class Judging:
     """A judge, and the message `right` for a correct answer.
 
-    `by_case` says that it judges each case alone, so that it can judge a single one too.
+    `by_case` says that it judges each case alone, so that it can judge a single one too. A judge
+    of several cases may have an `alone`, which says what is wrong with a single one; or "".
     """
 
     right: str
     judge: Judge
     by_case: bool = False
+    alone: Callable[[Sequence[Observation]], str] = lambda _: ""
 
     def __call__(self, observations: Sequence[Observation]) -> Verdict:
         return self.judge(observations)
@@ -55,6 +57,14 @@ def lost(message: str) -> Verdict:
 def blocked(message: str) -> Verdict:
     """Returns the verdict that another fault, named in `message`, must be corrected first."""
     return Verdict("blocked", message)
+
+
+WAITS = "judged once this is met: "
+
+
+def waits_for(criterion: str) -> Verdict:
+    """Returns the verdict that another criterion must be met first; `Check` puts in its text."""
+    return blocked(f"{WAITS}{criterion}")
 
 
 @dataclass(frozen=True)
@@ -184,7 +194,13 @@ class Check:
             names = (rule.after,) if isinstance(rule.after, str) else rule.after
             waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
-            settled[rule.name] = rule.closed(verdict) if verdict else rule.settle(observations)
+            one = rule.closed(verdict) if verdict else rule.settle(observations)
+            awaited = one.message.removeprefix(WAITS)
+            if awaited != one.message:
+                text = next((each.right for each in self.rules if each.name == awaited), "")
+                words = f"{WAITS}{text}" if text else "judged once the answer can be read"
+                one = replace(one, message=words)
+            settled[rule.name] = one
         return list(settled.values())
 
     def prepare(self, bench: Bench = HERE) -> None:

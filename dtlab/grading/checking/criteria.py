@@ -24,7 +24,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Judging, Rule, Verdict, blocked, lost, ok
+from dtlab.grading.checking.checks import Judging, Rule, Verdict, blocked, lost, ok, waits_for
 from dtlab.grading.checking.finished import called_by
 from dtlab.grading.checking.trials import UNREADABLE, Case, Observation
 from dtlab.grading.words import amount
@@ -150,8 +150,8 @@ def rule(
     """
 
     def judged(seen: Seen) -> Verdict:
-        if any(fault(seen, other) for other in before):
-            return blocked("judged once the lost criterion that it depends on is met")
+        if lacking := next((other for other in before if fault(seen, other)), ""):
+            return waits_for(lacking)
         shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
         off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
         unfinished = _unfinished(off_topic)

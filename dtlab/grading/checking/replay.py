@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import DeadlockError, DtlabError, RankTimeoutError
-from dtlab.grading.checking.checks import Check
+from dtlab.grading.checking.checks import Check, Judging
 from dtlab.grading.checking.criteria import Faulty, fault
 from dtlab.grading.checking.numbered import numbered, printed_words
 from dtlab.grading.checking.trials import UNREADABLE, Observation, observe
@@ -82,13 +82,16 @@ def _figures(one: Observation) -> Iterator[Figure]:
 def wrong_in(check: Check, one: Observation, *, is_first: bool) -> list[str]:
     """What is wrong with a case, each message once.
 
-    Criteria that judge several cases together judge at most the first one alone.
+    Criteria that judge several cases together judge at most the first one alone, but may have
+    a judge of a single case besides.
     """
     by_case = isinstance(one.trial.cases[0], Faulty)
     messages = [fault([one], rule.name) for rule in check.rules] if by_case else one.mistakes
     lost: list[str] = []
     if is_first or _judges_cases_alone(check):  # the ranks may also have sent or held too much
         lost = [found.message for found in check.settle([one]) if found.status == "lost"]
+    elif not one.mistakes:
+        lost = [rule.judge.alone([one]) for rule in check.rules if isinstance(rule.judge, Judging)]
     messages = [text for text in messages if not any(each.startswith(text) for each in lost)]
     found = dict.fromkeys(as_text(text) for text in [*messages, *lost])
     return [text for text in found if text not in ("", UNREADABLE)]

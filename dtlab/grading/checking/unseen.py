@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.criteria import Fault, Faulty, fault, finished_code
+from dtlab.grading.checking.criteria import Fault, Faulty, Seen, fault, finished_code
 from dtlab.grading.checking.groups import Groups
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.words import amount
@@ -20,7 +20,7 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from dtlab.trace import Event, Trace
 
-__all__ = ["FOREIGN", "Reducing", "inside_marks", "marked_waits", "unseen_collectives",
+__all__ = ["FOREIGN", "Reducing", "by_luck", "inside_marks", "marked_waits", "unseen_collectives",
            "unseen_messages", "unseen_source"]  # fmt: skip
 
 _ALL_REDUCED = 0.95  # share of the fewest bytes with which all ranks can get the whole sum
@@ -200,8 +200,11 @@ def inside_marks(trace: Trace | None, rank: int, name: str) -> Iterator[list[Eve
 def marked_waits() -> Iterator[None]:
     """Marks every wait for an operation as `wait` in the trace, even one that returns at once.
 
-    The recorder itself does not record a wait for an operation that has already ended.
+    The recorder itself does not record a wait for an operation that has already ended. Waits with
+    the same `extra["handle"]` are for the same operation. A future has a number for each wait,
+    since `get_future()` returns another object each time.
     """
+    from itertools import count
     from unittest.mock import patch
 
     import torch
@@ -209,10 +212,15 @@ def marked_waits() -> Iterator[None]:
 
     from dtlab.trace import span
 
+    numbers, handles = count(), dict[int, tuple[int, Any]]()  # kept, so that ids stay different
+
     def marked(plain: Any) -> Any:
-        def wait(*args: Any, **keywords: Any) -> Any:
-            with span("wait"):
-                return plain(*args, **keywords)
+        def wait(handle: Any, *args: Any, **keywords: Any) -> Any:
+            number = next(numbers)
+            if isinstance(handle, dist.Work):
+                number, _ = handles.setdefault(id(handle), (number, handle))
+            with span("wait", handle=number):
+                return plain(handle, *args, **keywords)
 
         return wait
 
@@ -221,3 +229,18 @@ def marked_waits() -> Iterator[None]:
         patch.object(torch._C.Future, "wait", marked(torch._C.Future.wait)),
     ):
         yield
+
+
+def by_luck(seen: Seen) -> str:
+    """A message if a rank does not wait for a transfer that it started; empty if all wait."""
+    for run in seen:
+        for event in run.trace.events if run.trace is not None else ():
+            if event.name in ("send", "recv") and event.extra.get("blocked") == []:
+                line = event.extra.get("line")
+                return (
+                    f"{run.trial.words()}: the result is right, but by luck: rank {event.rank} "
+                    f"does not wait for its dist.i{event.name}{f' in line {line}' * bool(line)}. "
+                    f"Call wait() on the object that dist.i{event.name} returns: only then is the "
+                    "transfer complete."
+                )
+    return ""

@@ -16,6 +16,7 @@ from dtlab.grading.questions.quantities import (
     Unreadable,
     binary_twin,
     close,
+    other_units,
     plain,
     read,
     short,
@@ -110,7 +111,10 @@ class Number:
         shown = written(readings[0], self.unit if len(readings) == 1 else "")
         if self.tolerance and _is_rounded(readings[0], wanted):
             return lost(f"{shown} is rounded too far: {100 * self.tolerance:g} % off is allowed.")
-        hint = self._in_twin(readings[0], wanted) or self.hint
+        hint = self._in_twin(readings[0], wanted)
+        if not isinstance(answer, str):  # a text has its unit
+            hint = hint or self._in_other_unit(readings[0], wanted)
+        hint = hint or self.hint
         return lost(trouble or f"{shown} is not it. {hint}{self._where(readings[0], wanted)}")
 
     def distinct(self, given: Values) -> bool:
@@ -133,6 +137,13 @@ class Number:
             f"{twin[0]} is a binary unit (powers of 1024), {self.unit} a decimal one (powers of "
             f"1000): one {twin[0]} is {twin[1]:.7g} {self.unit}. Which of the two did you use?"
         )
+
+    def _in_other_unit(self, got: Nested, wanted: Nested) -> str:
+        """Returns the message for the right number in another unit, MB for GB; or ""."""
+        for name, factor in other_units(self.unit).items():
+            if close(got, _times(wanted, factor), self.tolerance):
+                return f"It is right in {name}, but the question asks for {self.unit}."
+        return ""
 
     def _where(self, got: Nested, wanted: Nested) -> str:
         """Names the wrong entries of a list of numbers in which others are right; "" otherwise."""

@@ -15,6 +15,7 @@ __all__ = [
     "close",
     "entries",
     "numbers_in",
+    "other_units",
     "plain",
     "read",
     "short",
@@ -91,6 +92,12 @@ def binary_twin(unit: str) -> tuple[str, float] | None:
         if unit in kind and twin in kind:
             return twin, kind[twin] / kind[unit]
     return None
+
+
+def other_units(unit: str) -> dict[str, float]:
+    """Returns the other units of a kind, and how many of each are one `unit`: 1000 MB for GB."""
+    kind = next((kind for kind in _KINDS.values() if unit in kind), {})
+    return {name: kind[unit] / size for name, size in kind.items() if size != kind[unit]}
 
 
 def written(value: Nested, unit: str) -> str:

@@ -125,7 +125,7 @@ def _why_not(rank: int, strange: frozenset[int], company: set[int]) -> str:
         return "a rank does not wait for itself."
     if strange & company:
         return "a rank that waits in the same call has already called it."
-    return "a rank is not a member of its group."
+    return f"not all of them are members of the group in which rank {rank} waits."
 
 
 def _read(diagnosis: Any) -> dict[int, Wait]:

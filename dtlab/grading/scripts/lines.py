@@ -36,12 +36,15 @@ def judge_line(
     if not places:
         return lost(f"{script.__name__} has no line {short(answer)}. {_FORM}")
     wanted = {place for text in right for place in _places(lines, text)}
-    named = f"`{lines[min(places)].partition('#')[0].strip()}`"
+    code = lines[min(places)].partition("#")[0].strip()
+    named = f"`{code}`"
     if places <= wanted:
         return ok(f"the line is {named}")
     if places & wanted:
         return lost(f"{len(places)} lines have that text: write the whole line, or its number.")
     where = f"{named} (line {min(places) + 1}, counted from def)"
+    if not code:
+        return lost(f"line {min(places) + 1}, counted from def, has no code. {look}")
     return lost(f"{where} does what it should here. {look}")
 
 

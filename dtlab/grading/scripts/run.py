@@ -31,6 +31,8 @@ __all__ = [
     "other_losses", "other_parameters", "other_steps",
 ]  # fmt: skip
 
+_SAME = 1e-5  # relative difference of losses that come from equal parameters
+
 Program = Callable[..., Any]
 Named = dict[str, "Tensor"]
 
@@ -248,8 +250,26 @@ def other_parameters(case: TrainingRun, results: Sequence[Any], observation: Obs
         for rank, result in enumerate(results):
             part = case.part(name, whole, rank, len(results))
             if part is not None and not _alike(result["after"][name], part, case.near):
-                return f"{name} on rank {rank} is not what one process ends with. {case.looks[1]}"
+                wrong = f"{name} on rank {rank} is not what one process ends with."
+                return f"{wrong} {_first_wrong_update(case, results)}{case.looks[1]}"
     return ""
+
+
+def _first_wrong_update(case: TrainingRun, results: Sequence[Any]) -> str:
+    """Names the first wrong update, by the losses, unless it may be that of the first step."""
+    wanted, _ = case.one_process(len(results))
+    right = case.steps  # losses that are right on all ranks
+    for rank, result in enumerate(results):
+        if case.has_loss(rank):
+            pairs = zip(result["losses"], wanted[case.replica(rank)], strict=False)
+            close = [abs(a - b) <= _SAME * b for a, b in pairs]
+            right = min(right, [*close, False].index(False))
+    if right < 2:
+        return ""
+    return (
+        f"The losses are right up to step {right}, so the update of step {right} is the first "
+        "that is wrong. "
+    )
 
 
 def other_steps(near: float) -> Objection:

@@ -207,18 +207,25 @@ def _circle(ops: Sequence[OpInfo]) -> str:
     return " → ".join(f"rank {each}" for each in [*path[path.index(rank) :], rank])
 
 
+def _forgotten_group(op: OpInfo, group: str) -> str:
+    """A hint that `op` may be meant for a smaller `group`; empty if its line names one."""
+    if "group=" in (waiting_of(op).code or ""):
+        return ""
+    return (
+        f"This {op.name} needs {ranks_in_words(op.members)}, because it has no group=. If it "
+        f"is meant for {group}, pass that group."
+    )
+
+
 def _missing_call(finding: Finding) -> str:
     op = next(op for op in finding.ops if op.name not in POINT_TO_POINT)
     missing = [rank for rank in finding.left if rank in op.members]
     if not missing:
         return "All members of a group must call its collectives, equally often."
     waiting = tuple(each.rank for each in finding.ops if each.group == op.group)
-    names_a_group = "group=" in (waiting_of(op).code or "")
-    if 1 < len(waiting) < len(op.members) and waiting in finding.groups and not names_a_group:
-        return (
-            f"This {op.name} needs {ranks_in_words(op.members)}, because it has no group=. If it "
-            f"is meant for the group of {ranks_in_words(waiting)}, pass that group."
-        )
+    hint = _forgotten_group(op, f"the group of {ranks_in_words(waiting)}")
+    if hint and 1 < len(waiting) < len(op.members) and waiting in finding.groups:
+        return hint
     if _called_by_ddp(op):
         return f"{ranks_in_words(missing).capitalize()} did not call this {op.name}. {DDP_BUFFERS}"
     advice = (
@@ -337,7 +344,10 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
             f"All ranks must pass the same arguments to {name}. Otherwise it hangs or gives wrong "
             "numbers without an error."
         )
-        if name in ("all_gather", "gather") and len(without_sizes) == 1:
+        op = finding.ops[0]
+        if any(op.rank in group and len(group) < len(op.members) for group in finding.groups):
+            advice += f" {_forgotten_group(op, 'a smaller group')}".rstrip()
+        elif name in ("all_gather", "gather") and len(without_sizes) == 1:
             advice += " If shards differ in size, pad them to the largest, and cut the results."
     return f"{calls}.", advice
 

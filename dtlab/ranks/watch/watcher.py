@@ -221,6 +221,7 @@ class Watcher:
         return Finding(
             misfit.reason, ops, self._left(), idle=self._idle,
             threads=self._machine.several_threads(group), apart=self._apart(misfit.ops[-1]),
+            groups=self._created,
         )  # fmt: skip
 
     def _standstill(self, blocked: list[Op]) -> Finding:

@@ -133,18 +133,19 @@ def memory_bar(
             rest = {"gathered block": gathered_bytes} | rest
         pieces = {"parameters": states.parameters, "gradients": states.gradients,
                   "optimizer state": states.optimizer}  # fmt: skip
-        bars[f"stage {each}"] = pieces | rest
+        bars[f"ZeRO stage {each}"] = pieces | rest
         fewest = smallest_world_size(
             num_params, each, room, named, activation_bytes=sum(rest.values())
         )
-        verdicts[f"stage {each}"] = _verdict(states.total + sum(rest.values()) <= room, fewest)
-    chosen = f"stage {check_stage(stage)}"
+        fits = states.total + sum(rest.values()) <= room
+        verdicts[f"ZeRO stage {each}"] = _verdict(fits, fewest)
+    chosen = f"ZeRO stage {check_stage(stage)}"
     total = sum(bars[chosen].values())
     note = (
         f"{count_words(num_params)} parameters, {policy_words(named.name)}: "
         f"{named.total:g} bytes for each; {counted(world_size, 'rank')}; a GPU of {room_words}"
     )
-    heading = title or f"ZeRO stage {stage}: {byte_words(total)} on each rank"
+    heading = title or f"{chosen}: {byte_words(total)} on each rank"
     return memory_bars(bars, budget, title=heading, note=note, verdicts=verdicts, chosen=chosen)
 
 

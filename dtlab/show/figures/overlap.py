@@ -355,7 +355,8 @@ def gather_and_free(num_layers: int = 4, *, prefetch: bool = True) -> Figure:
         times = (reduces[layer], reduces[layer] + 1)
         _draw_box(axes, times, low, _COLLECTIVE, "reduce", scale)
     figure.text(_LEFT / _WIDTH, 0.22 / height, "time  →      gather: all-gather of the layer's "
-                "parameters      reduce: reduce-scatter of its gradients",
+                "parameters      reduce: reduce-scatter of its gradients      "
+                "between the passes: the loss",
                 fontsize=8.5, color=MUTED, va="center")  # fmt: skip
     held = max(sum(gather <= moment < stop for each in passes for gather, _, stop in each)
                for moment in range(int(end)))  # fmt: skip
@@ -374,11 +375,12 @@ def _layer_times(
     passes: list[list[tuple[int, int, int]]] = [[] for _ in range(num_layers)]
     reduces, now = [0] * num_layers, 0
     order = [(layer, 1) for layer in range(num_layers)]
-    order += [(layer, 2) for layer in reversed(range(num_layers))]
+    order += [(layer, 2) for layer in reversed(range(num_layers))]  # in between: the loss
     before = 0  # start of the computation before this one
     for layer, length in order:
         is_first = not passes[layer] and layer == 0
         turns = length == 2 and layer == num_layers - 1  # the first backward: nothing to prefetch
+        now += turns
         gather = before if prefetch and not is_first and not turns else now
         start = max(now, gather + 1)
         passes[layer].append((gather, start, start + length))

@@ -187,14 +187,16 @@ def _draw_node(axes: Axes, row: _Row, y: float, choice: Choice | None, step: Ste
     words.set(weight="bold" if lit else "normal", gid=f"question {row.id}")
     if step is not None and choice is not None:
         drove = step is choice.because
-        text = f"{_comparison(step)}{'   ◄ drove it' if drove else ''}"
+        text = f"{_comparison(step)}{'   ◄ decided it' if drove else ''}"
         axes.text(_NUMBERS, y, text, fontsize=8.5, color=INK, va="center", gid=f"step {row.id}",
                   weight="bold" if drove else "normal")  # fmt: skip
 
 
 def _comparison(step: Step) -> str:
     """Format the two numbers that a step compares, as in `642 GB > 80 GB`."""
-    return (" ≤ " if step.holds else " > ").join(step.numbers) if step.known else "not known: yes"
+    if not step.known:
+        return "not known: taken as yes"
+    return (" ≤ " if step.holds else " > ").join(step.numbers)
 
 
 def _alt_text(heading: str, choice: Choice | None) -> str:

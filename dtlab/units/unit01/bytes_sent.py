@@ -57,7 +57,7 @@ PART = Part(
             "How many rounds are there, and how many bytes does a rank send in one round?",
             {
                 "answer / 2": "this is only the reduce-scatter. The sums must be gathered, too.",
-                "2 * S": "this takes N rounds for each half. A rank starts with one chunk.",
+                "2 * S": "this takes N rounds for each half. A sum starts as one rank's chunk.",
                 "answer * N": _WHOLE,
                 "answer * 2": _BOTH_WAYS,
                 "2 / N * S": "this is one round of each half. How many rounds does a half take?",
@@ -74,7 +74,7 @@ PART = Part(
             {
                 "answer * 2": "this is the whole all-reduce, both halves.",
                 "S / N": "this is the chunk that the rank ends with. How many does it send?",
-                "S": "this takes N rounds. A rank starts with one chunk.",
+                "S": "this takes N rounds. A sum starts as one rank's chunk.",
                 "answer * N": _WHOLE,
             },
             unit="MB",

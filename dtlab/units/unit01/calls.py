@@ -177,6 +177,8 @@ class Call(Case):
             return "Your function takes no `group`: write group=None as its last argument."
         if self.groups:
             return " ".join(filter(None, (_on_groups(trouble), self.note, _global(self.groups))))
+        if known := next((text for words, text in _KNOWN.items() if words in trouble), ""):
+            return known
         ranks = int(match[1]) if (match := _OTHER_SIZES.match(trouble)) else 1
         return _lengths(self.size, ranks) if self.size % ranks else ""
 
@@ -198,6 +200,12 @@ class Call(Case):
         )
 
 
+_KNOWN = {
+    "Group None is not registered": "`group` is None here: this is the default group, in which "
+    "global ranks are group ranks. Call dist.get_group_rank only if `group` is not None.",
+    "is not in list": "A rank looks for its place in a list of ranks that does not contain it: "
+    "print the rank and the list.",
+}
 _OTHER_SIZES = re.compile(
     r"(\d+) ranks,.*(receives it into \w+\[\d+\]|must match the size|invalid for input of)",
     re.DOTALL,
@@ -327,7 +335,8 @@ class ReduceScatter(Call):
                     )
         terms = _summands(result, {each: inputs[each].chunk(len(members)) for each in members})
         if not terms or set(terms.values()) == {index}:
-            return sentence
+            own = "Its own values are missing: add your own chunk to what arrives."
+            return f"{sentence} {own}" if terms and members[index] not in terms else sentence
         values = " and ".join(f"chunk {chunk} of rank {each}" for each, chunk in terms.items())
         advice = "Add to each arriving chunk your own chunk with the same number."
         if len(terms) < len(members):

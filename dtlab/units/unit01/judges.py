@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dtlab.grading.checking.checks import Judging, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Seen
 from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import unseen_messages
+from dtlab.grading.checking.unseen import by_luck, unseen_messages
 from dtlab.grading.words import amount, count_ranks
 from dtlab.units.unit01.calls import Call
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["Message", "after_result", "by_luck", "calls_of", "chunks_pattern", "first_mistake",
+__all__ = ["Message", "after_result", "calls_of", "chunks_pattern", "first_mistake",
            "judge_result", "judge_sent", "judge_subgroups", "messages", "other_dtype",
            "over_the_world", "sizes_pattern", "world_sizes_right"]  # fmt: skip
 
@@ -68,7 +69,8 @@ def _moved_by_other_code(seen: Seen) -> str:
     for run in seen:
         dtlabs = {name for results in run.results for got in results for name in got.finished}
         torchs = set(run.trace.ops() if run.trace is not None else ()) - _POINT_TO_POINT
-        for name in (*sorted(dtlabs), *(f"dist.{name}" for name in sorted(torchs))):
+        ready = (*sorted(dtlabs), *(f"{name} of torch.distributed" for name in sorted(torchs)))
+        for name in ready:
             return (
                 f"{name[:100]} does the work for you, and a ready-made collective does not count: "
                 "build it from dist.isend and dist.recv."
@@ -90,21 +92,6 @@ def _unseen_source(run: Observation) -> str:
                 f"{amount(needed)} that it needs, only {amount(received)} arrived in messages: "
                 "the data arrived another way. Use dist.isend and dist.recv."
             )
-    return ""
-
-
-def by_luck(seen: Seen) -> str:
-    """A message if a rank does not wait for a transfer that it started; empty if all wait."""
-    for run in seen:
-        for event in run.trace.events if run.trace is not None else ():
-            if event.name in ("send", "recv") and event.extra.get("blocked") == []:
-                line = event.extra.get("line")
-                return (
-                    f"{run.trial.words()}: the result is right, but by luck: rank {event.rank} "
-                    f"does not wait for its dist.i{event.name}{f' in line {line}' * bool(line)}. "
-                    f"Call wait() on the object that dist.i{event.name} returns: only then is the "
-                    "transfer complete."
-                )
     return ""
 
 
@@ -130,7 +117,10 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
         wrong = _moved_by_other_code(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
-    return Judging(right, judge)
+    def alone(seen: Seen) -> str:
+        return _moved_by_other_code(seen) or by_luck(over_the_world(seen))
+
+    return Judging(right, judge, alone=alone)
 
 
 def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
@@ -200,7 +190,11 @@ def world_sizes_right(seen: Seen) -> set[int]:
 
 def chunks_pattern(seen: Seen) -> str:
     """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits."""
-    wrong_chunks = any("this is chunk" in mistake for run in seen for mistake in run.mistakes)
+    wrong_chunks = any(
+        re.search(r"this is chunk \d+ of the sum", mistake)
+        for run in seen
+        for mistake in run.mistakes
+    )
     if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
         return f"Right on 1 and 2 ranks only{_why_not_on_three(seen)}"
     return sizes_pattern(seen)

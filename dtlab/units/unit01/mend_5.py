@@ -27,6 +27,10 @@ from dtlab.units.unit01.mending import (
 if TYPE_CHECKING:
     import torch
 
+_NOT_CONTIGUOUS = (
+    " An all-reduce of a slice that is not contiguous has summed elements that follow one another "
+    "in memory, not those of the slice."
+)
 _CLASSES = 300  # rows of the table in the trial that measures traffic
 
 
@@ -61,7 +65,10 @@ class Columns(Returning):
                 parts = {other: values[:, column] for other, values in tables.items()}
                 wrong = wrong_sum(table[:, column], parts, list(tables))
                 if wrong:
-                    yield "result", f"rank {rank}, column {column}: {wrong}"
+                    summed = total(tables, list(tables)).flatten()[: 2 * self.classes]
+                    is_in_memory_order = table.flatten()[: 2 * self.classes].equal(summed)
+                    why = _NOT_CONTIGUOUS * is_in_memory_order
+                    yield "result", f"rank {rank}, column {column}: {wrong}{why}"
             if not same(table[:, 2], tables[rank][:, 2]):
                 message = "column 2 has changed. Each rank must keep its own column 2."
                 yield "result", f"rank {rank}: {message}"

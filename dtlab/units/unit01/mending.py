@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from dtlab.grading.checking.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
 from dtlab.grading.checking.criteria import Faulty, Seen, rule
 from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import by_luck
 from dtlab.grading.scripts.mends import MendProgram
 from dtlab.grading.words import amount, ranks_in_words
 from dtlab.predict.units import counted
-from dtlab.units.unit01.judges import by_luck
 
 if TYPE_CHECKING:
     import torch

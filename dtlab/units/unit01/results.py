@@ -31,7 +31,10 @@ def _draw(draw: Random) -> Values:
 
 def _held(name: str, prompt: str, wrong: Mapping[Any, str]) -> Question:
     """A question on the result of a collective; the formula `name` in `where` is right."""
-    hint = "Follow one element: on which rank does it begin, and where does it end?"
+    hint = (
+        "Follow one element: on which rank does it begin, and where does it end? Write three "
+        "lists, one for each rank, with all elements of its result; [] if it gets none."
+    )
     return number(name, prompt, name, hint, wrong, exact=True)
 
 

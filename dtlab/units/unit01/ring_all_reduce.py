@@ -6,10 +6,11 @@ import random
 
 from dtlab.grading.checking.checks import Check, Rule
 from dtlab.grading.checking.criteria import Seen
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit01.calls import AllReduce, draw_groups
 from dtlab.units.unit01.judges import (
+    calls_of,
     chunks_pattern,
     first_mistake,
     judge_result,
@@ -46,6 +47,12 @@ def _pattern(seen: Seen) -> str:
             "In the first N-1 rounds each rank adds its chunk to what arrives; in the last N-1, "
             "the finished chunk that arrives replaces yours: copy_(), not +=."
         )
+    if any(map(_has_only_first_half, seen)):
+        return (
+            "The tensor holds what it had after the first N-1 rounds. In the last N-1, write the "
+            "chunk that arrives into it: chunks[i].copy_(buffer). chunks[i] = buffer changes only "
+            "your list of chunks."
+        )
     if " hold" in mistake or " should be " in mistake:
         return (
             "You send as many bytes as a ring, so look at the numbers of the chunks. Print which "
@@ -53,6 +60,29 @@ def _pattern(seen: Seen) -> str:
             "drawing in the text."
         )
     return ""
+
+
+def _has_only_first_half(run: Observation) -> bool:
+    """Whether rank 0 of three or more still has only the sums of the ring's first half.
+
+    Then it has all summands in one chunk, and in the next one N-1, N-2 and so on, up to its own.
+    """
+    if run.trial.world_size < 3 or not run.results:
+        return False
+    call, ranks = calls_of(run)[0], range(run.trial.world_size)
+    parts = [call.input(rank).tensor_split(len(ranks)) for rank in ranks]
+    got = run.results[0][0].result.tensor_split(len(ranks))
+    return any(
+        all(
+            got[(first + number * step) % len(ranks)].equal(
+                sum(parts[-other * step][(first + number * step) % len(ranks)]
+                    for other in ranks[: len(ranks) - number])
+            )
+            for number in ranks
+        )
+        for first in ranks
+        for step in (1, -1)
+    )  # fmt: skip
 
 
 PART = Part(

@@ -93,6 +93,18 @@ def _pattern(seen: Seen) -> str:
     right = world_sizes_right(seen)
     if {1, 2, 4} <= right < {run.trial.world_size for run in seen}:
         return "Right only if the number of ranks is a power of two: skip ranks that do not exist."
+    small = [run for run in seen if len(run.trial.cases) > 1]  # each with src=0 and another src
+    wrong = {
+        getattr(call, "seat", 0) > 0
+        for run in small
+        for number, call in enumerate(run.trial.cases)
+        if (run.stopped_in == number if run.error is not None else run.is_wrong(number))
+    }
+    if wrong == {True}:
+        return (
+            "Right only with src=0. The tree is made of positions, rank minus src modulo N: add "
+            "src to a position, modulo N, before you send to it or receive from it."
+        )
     return ""
 
 

@@ -21,6 +21,7 @@ from dtlab.units.unit07.judging import LIMIT
 
 _NEAR = 1e-6  # of the best time: the precision of a bisection search
 _ALMOST = 0.05  # of the best time: the most by which a search that ends too early may be off
+_SHOWN = 6  # layers that a message names
 _FEW = 12  # layers: a message lists the costs of fewer layers than this
 
 Cut = list[list[int]]
@@ -89,9 +90,8 @@ class Balancing(Faulty):
         if [] in cut:
             number = cut.index([])
             return f"stage {number} has no layer. How many layers are left for it?"
-        if [layer for stage in cut for layer in stage] != list(range(len(self.costs))):
-            return f"{text} must have each layer once, in order: a stage has consecutive layers."
-        return ""
+        odd = odd_layers(cut, len(self.costs))
+        return f"{text} must have each layer once, in order ({odd})." if odd else ""
 
     def _known(self, cut: Cut, times: float) -> str:
         """Suggests a mistake; the cut takes `times` as long as the best one."""
@@ -106,6 +106,18 @@ class Balancing(Faulty):
         if times <= 1 + _ALMOST:
             return "Yours comes close: does a search end too early, or are some cuts left out?"
         return "Only the slowest stage counts. Which cuts are left out?"
+
+
+def odd_layers(cut: Cut, count: int) -> str:
+    """Says which of `count` layers are missing, doubled or out of order; empty if none are."""
+    layers = [layer for stage in cut for layer in stage]
+    missing = [layer for layer in range(count) if layer not in layers]
+    doubled = [layer for layer in range(count) if layers.count(layer) > 1]
+    for odd, what in ((missing, "missing"), (doubled, "there twice")):
+        if odd:
+            more = ", ..." if len(odd) > _SHOWN else ""
+            return f"{what}: {', '.join(map(str, odd[:_SHOWN]))}{more}"
+    return "" if layers == [*range(count)] else "a stage has consecutive layers"
 
 
 def _slowest(costs: Sequence[float], cut: Sequence[Sequence[int]]) -> float:

@@ -279,11 +279,13 @@ class Stepping(Carried):
         peaks = [int(result["peak"]) for result in results]
         most, chunks = max(peaks), len(stage_ranks(schedule)) // setting.ranks
         if most * share > setting.memory + _CLOSE:
-            piece = "microbatches" if chunks == 1 else f"{chunks}ths of microbatches"
+            pieces = counted(most, "microbatch", "microbatches")
+            layers = "" if chunks == 1 else f", each in 1/{chunks} of its layers,"
             yield (
                 "between" if self.last else "memory",
-                f"rank {peaks.index(most)} holds {most} {piece} of {share * chunks:g} samples at "
-                f"its peak, activations of {most * share:g} samples, but only {setting.memory:g} "
+                f"rank {peaks.index(most)} holds {pieces} of "
+                f"{counted(round(share * chunks), 'sample')}{layers} at its peak, activations of "
+                f"{most * share:g} samples, but only {setting.memory:g} "
                 "fit. Can you hold fewer, or smaller ones?",
             )
         seconds, _ = needs_of(setting.given, schedule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -144,18 +145,30 @@ def slow(schedule: Schedule, best: Schedule) -> Iterator[Fault]:
     slots, wanted = clock(schedule).slots, clock(best).slots
     ends, least = (1 + max(row[-1] for row in each) for each in (slots, wanted))
     if ends != least:
-        _, rank, index = min(
-            (slot, rank, index)
-            for rank, row in enumerate(slots)
-            for index, slot in enumerate(row)
-            if slot > wanted[rank][index]
+        right = dict(_numbered(best, wanted))  # a schedule may order microbatches differently
+        slot, (rank, index), enough = min(
+            (slots[rank][index], (rank, index), right[key][1])
+            for key, ((rank, index), slot) in _numbered(schedule, slots)
+            if slot > right[key][1]
         )
         yield (
             "time",
             f"the last action ends after {ends} slots, but 2(m + p - 1) = {least} are enough. "
-            f"The first action that comes late is {schedule[rank][index]}: what does rank {rank} "
-            f"wait for?\n{part_of_grid(schedule, [(rank, index)])}",
+            f"The first action that comes late is {schedule[rank][index]}, in slot {slot}, not "
+            f"{enough}: what does rank {rank} do or wait for before it?\n"
+            f"{part_of_grid(schedule, [(rank, index)])}",
         )
+
+
+def _numbered(
+    schedule: Schedule, slots: Sequence[Sequence[int]]
+) -> Iterator[tuple[tuple[int, str, int], tuple[tuple[int, int], int]]]:
+    """Yields (rank, kind, n) for a rank's n-th action of a kind, and its place and slot."""
+    for rank, row in enumerate(schedule):
+        counts: Counter[str] = Counter()
+        for index, action in enumerate(row):
+            yield (rank, action.kind, counts[action.kind]), ((rank, index), slots[rank][index])
+            counts[action.kind] += 1
 
 
 def part_of_grid(schedule: Schedule, marked: Collection[tuple[int, int]]) -> str:

@@ -98,8 +98,10 @@ _MISTAKES: Final[Mapping[str, Mapping[str, Callable[[Schedule], list[int]]]]] = 
             ),
         },
         "halves": {
-            "That is the count if I frees a microbatch, but only W does: it needs the activations "
-            "too.": _on_each_rank(lambda row: max(_held(row, {"F": 1, "B": -1, "I": -1}))),
+            "That is held before the first I, as if I freed a microbatch, but only W does: it "
+            "needs the activations too.": _on_each_rank(
+                lambda row: max(_held(row, {"F": 1, "B": -1, "I": -1}))
+            ),
             "That counts down at B only, but here backward is split: W frees the microbatch.": (
                 _on_each_rank(lambda row: max(_held(row, {"F": 1, "B": -1})))
             ),

@@ -54,6 +54,11 @@ class Running(Faulty):
     width: int
     topic: str = "result"
 
+    def advice(self, trouble: str) -> str:
+        if "rank 0 receives from" not in trouble:
+            return ""
+        return "In backward, a gradient comes from the next stage: receive it from rank + 1."
+
     def __str__(self) -> str:
         return f"{self.name}, samples of the microbatches: {', '.join(map(str, self.sizes))}"
 
@@ -103,10 +108,20 @@ class Running(Faulty):
             if not _is_times(1.0, gradients[rank], wanted[rank]):
                 without = any(gradient is None for gradient in gradients[rank])
                 why = "a parameter has no gradient." if without else self._how(gradients, wanted)
-                yield self.topic, f"rank {rank}: {why}"
+                lacking = "" if without else self._undone(results)
+                yield self.topic, lacking or f"rank {rank}: {why}"
                 return
         if self.topic == "turns":
             yield from self._order_faults(results)
+
+    def _undone(self, results: Sequence[Noted]) -> str:
+        """Names the first action that a rank has left out at the end; empty if there is none."""
+        for rank, (row, result) in enumerate(zip(self.schedule, results, strict=True)):
+            listed, done = "".join(action.kind for action in row), str(result["log"])
+            if done != listed and listed.startswith(done):
+                left = row[len(done)]
+                return f"rank {rank} does {done}, but its list is {listed}: {left} is missing."
+        return ""
 
     def _how(
         self, grads: Sequence[Sequence[Tensor | None]], wanted: Sequence[Sequence[Tensor]]

@@ -53,7 +53,7 @@ class Replica(TrainingRun):
 
     looks: ClassVar[tuple[str, str]] = (
         "What do these ranks send each other in a step?",
-        "The copies agree: compare their first updates with those of a single pipeline.",
+        "The copies agree: compare their updates with those of a single pipeline.",
     )
 
     def __str__(self) -> str:

@@ -23,6 +23,7 @@ from dtlab.predict import Cluster, Costs, Link, balance_stages, simulate
 from dtlab.predict.units import counted
 from dtlab.schedules import gpipe
 from dtlab.trace import Event, Trace
+from dtlab.units.unit07.balance_stages import odd_layers
 
 # Layers: an even split of them is slow, and produces the trace -----------------------------------
 #
@@ -197,8 +198,7 @@ class Reading(Faulty):
             yield from (("stage", words), ("form", words))
             return
         yield from self._of_trace(stage, ceiling)
-        if not self._is_cut(cut):
-            odd = f'"cut" is not a list of {self.layers.ranks} lists with all layers in order.'
+        if odd := self._odd(cut):
             yield from (("cut", odd), ("goal", odd))
             return
         yield from self._of_cut(cut)
@@ -228,11 +228,15 @@ class Reading(Faulty):
                 "microbatch on, how often does the pipeline finish one?",
             )
 
-    def _is_cut(self, cut: Any) -> bool:
+    def _odd(self, cut: Any) -> str:
+        """Says why `cut` is no cut of the layers; empty if it is one."""
+        lists = f'"cut" is not a list of {self.layers.ranks} lists with all layers in order'
         if not isinstance(cut, list) or not all(isinstance(part, list) and part for part in cut):
-            return False
-        in_order = [layer for part in cut for layer in part]
-        return len(cut) == self.layers.ranks and in_order == [*range(len(self.layers.seconds))]
+            return f"{lists}."
+        why = odd_layers(cut, len(self.layers.seconds))
+        if why:
+            return f"{lists} ({why})."
+        return "" if len(cut) == self.layers.ranks else f"{lists}."
 
     def _of_cut(self, cut: Cut) -> Iterator[Fault]:
         times, best = self.layers.times(cut), max(self.layers.times(self.layers.best))

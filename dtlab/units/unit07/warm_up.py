@@ -43,8 +43,10 @@ class Warming(Faulty):
         return {"returned": returned, "finished": sorted(finished)}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        returned = results[0]["returned"]
+        numbers = [got for got, _ in returned]
         for rank in range(self.stages):
-            got, text = results[0]["returned"][rank]
+            got, text = returned[rank]
             behind = self.stages - 1 - rank
             name = "last" if not behind else "steady" if self.count >= self.stages else "few"
             if got is None:
@@ -52,21 +54,22 @@ class Warming(Faulty):
                 yield name, f"for rank {rank} it returns {shown}"
                 continue
             if got != min(behind, self.count):
-                yield name, f"{got} is wrong for rank {rank}. {self._why(rank, got)}"
+                yield name, f"{got} is wrong for rank {rank}. {self._why(rank, numbers)}"
 
-    def _why(self, rank: int, got: int) -> str:
-        behind = self.stages - 1 - rank
+    def _why(self, rank: int, numbers: list[int]) -> str:
+        got, behind = numbers[rank], self.stages - 1 - rank
+        ranks = range(self.stages)  # a confusion must explain all numbers, not one by chance
         if got > self.count:
             return f"The step has only {counted(self.count, 'microbatch', 'microbatches')}."
         if not behind:
             return "It has its first gradient as soon as its first forward is complete."
-        if got == behind + 1 <= self.count:
+        if numbers == [min(self.stages - each, self.count) for each in ranks]:
             return "That is the most that it holds, which includes the forward of the first pair."
-        if got == rank:
+        if numbers == [min(each, self.count) for each in ranks]:
             return "That is the reverse order: which rank waits longest for a gradient?"
         return (
-            f"{behind} stages come after it. How many forwards can it do until the gradient of "
-            "its first microbatch arrives?"
+            f"{counted(behind, 'stage')} {'comes' if behind == 1 else 'come'} after it. How many "
+            "forwards can it do until the gradient of its first microbatch arrives?"
         )
 
 

@@ -149,6 +149,7 @@ class Compressed(Faulty):
         known = {
             "": kept,
             UNCHANGED: old,
+            "it is zero. Keep what was not sent.": 0 * kept,
             "this is everything, also what was sent.": own + old,
             "what was left from the step before is lost.": kept - old,
             "this is what was sent. Keep what was not.": own + old - kept,
@@ -159,4 +160,4 @@ class Compressed(Faulty):
         near = (words for words, one in known.items() if (got - one).abs().max() <= rounding)
         return next(near, message)
 
-    keep: ClassVar[str] = ""  # what the error is
+    keep: ClassVar[str] = ""  # what the error should be

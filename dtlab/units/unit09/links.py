@@ -62,6 +62,8 @@ _QUESTIONS = asked(
             "flat / (adapters * adapter)": "this is for a ring through all adapters of a node.",
             "flat / (8 * adapter)": _GIGABITS,
             "flat / nvlink": "the ring also crosses the network.",
+            "across * size / adapter": "this is for a ring with one member per node. How many "
+            "members has a ring over all GPUs?",
             "size / adapter": "which multiple of the bytes does each GPU send in a ring?",
         },
         unit="s",
@@ -86,7 +88,8 @@ _QUESTIONS = asked(
         "small",
         "an all-reduce of the small tensor in one ring over all GPUs, with its latency",
         "2 * (gpus - 1) * (latency + kilobytes / gpus / adapter)",
-        "How many messages does a GPU send, one after the other? Each of them has the latency.",
+        "How many messages does a GPU send, one after the other? Each takes the latency and the "
+        "time of its bytes, both in µs.",
         {
             "answer / 2": "the ring goes round twice.",
             "2 * (gpus - 1) * kilobytes / gpus / adapter": "this is without the latency.",

@@ -147,7 +147,12 @@ class Arriving(Faulty):
             for number, (case, events) in enumerate(zip(cases, marked, strict=False)):
                 where = f"{observation.trial.words(number)}, rank {rank}"
                 named: Named = {}
+                waited = set[int]()  # only the first wait for a handle may take time
                 for event in sorted(events, key=lambda event: event.start):
+                    if event.name == "wait":
+                        if event.extra["handle"] in waited:
+                            continue
+                        waited.add(event.extra["handle"])
                     named.setdefault(event.name, []).append(event)
                 others = {event.name for event in events if event.kind == "comm"} - {"all_reduce"}
                 faults = (*case.wrong_buckets(named, others), *case.too_late(named),
@@ -223,7 +228,7 @@ def wrong_waits(named: Named) -> Iterator[Fault]:
         yield (
             "unwaited",
             f"{len(sent)} all-reduces begin, and the rank waits for {len(waits) or 'none'} of "
-            "them. Call wait() for each before you read its result.",
+            "them. Call wait() for each before you read its result: is_completed() does not wait.",
         )
 
 

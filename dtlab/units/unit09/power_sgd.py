@@ -28,7 +28,7 @@ class PowerSGD(Compressed):
     """Calls of `fn(matrix, q, error)`. With the topic "dependent", columns of P are dependent."""
 
     also_shows: ClassVar = {"mean": ("kept", "warm"), "fed_back": ("kept", "warm")}
-    keep = "it is matrix + error - mean, with this rank's matrix."
+    keep = "it should be matrix + error - mean, with this rank's matrix."
 
     columns: int = 2
 
@@ -143,7 +143,7 @@ def _onto(columns: Tensor, matrix: Tensor) -> Tensor:
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Small matrices on 1 to 4 ranks; then errors, steps, dependent columns, and a large one."""
+    """Errors and steps; then matrices on 1 to 4 ranks, dependent columns, and a large one."""
     draw = random.Random(seed)
 
     def case(topic: str, n: int = 0, m: int = 0, steps: int = 1, columns: int = 2) -> PowerSGD:
@@ -151,9 +151,9 @@ def _trials(seed: int) -> list[Trial]:
         return PowerSGD(draw.randrange(10**6), topic, shape, steps, columns)
 
     return [
+        Trial(3, [case("fed_back"), case("fed_back", steps=4)]),
         Trial(3, [case("mean"), case("mean", columns=1)]),
         *(Trial(ranks, [case("mean", columns=3)]) for ranks in (1, 2, 4)),
-        Trial(3, [case("fed_back"), case("fed_back", steps=4)]),
         Trial(2, [case("dependent")]),
         Trial(4, [case("bytes", 1200, 800, columns=4)]),
     ]

@@ -10,6 +10,7 @@ which the workers of a rank read its own samples, the GPU computes for 1.6 u in 
 
 The check judges counts and order, not seconds, so the load of the machine does not matter: a read
 waits a while for the reads that should run beside it, and a step for the first read of the next.
+One step also waits a while for a read that is too far ahead, so that it begins in that step.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Machine:
 
     `reads` are the numbers of the samples in the order in which they are read, and `most` is how
     many reads ran at the same time. `trained` are the samples of each step. `late` are the steps
-    during which no read of the next step began. `ahead` is how many batches a read was ahead.
+    during which no read of the next step began. `ahead` is how many batches a read was ahead
+    of the step that ran, or of the next one.
     """
 
     def __init__(self, steps: int, batch: int, workers: int, patience: float = 0.0) -> None:
@@ -74,7 +76,7 @@ class Machine:
 
         self._steps, self._batch = steps, batch * dist.get_world_size()
         self._workers, self._patience = workers, patience
-        self._running, self._vain = 0, set[str]()
+        self._running, self._in_step, self._vain = 0, False, set[str]()
         self._news = threading.Condition()
         self.notes: dict[str, Any] = {"reads": [], "trained": [], "late": [], "most": 0}
         self.notes["ahead"] = 0
@@ -96,7 +98,7 @@ class Machine:
     def _begin(self, number: int) -> None:
         notes = self.notes
         notes["reads"].append(number)
-        ahead = number // self._batch - len(notes["trained"]) + 1
+        ahead = number // self._batch - len(notes["trained"]) + self._in_step
         notes["ahead"] = max(notes["ahead"], ahead)
         self._running += 1
         notes["most"] = max(notes["most"], self._running)
@@ -112,6 +114,7 @@ class Machine:
         notes = self.notes
         with self._news:
             notes["trained"].append([int(number) for number in samples])
+            self._in_step = True
         for name, share in (("forward", 1 / 3), ("backward", 2 / 3)):
             with dtlab.span(name):
                 dtlab.compute(share * _BUSY * len(samples) * _READ)
@@ -120,7 +123,11 @@ class Machine:
             with self._news:
                 if not self._wait("step", lambda: max(notes["reads"]) >= first):
                     notes["late"].append(len(notes["trained"]) - 1)
+        if len(notes["trained"]) == self._steps - _AHEAD - 1:  # the last step with enough to come
+            with self._news:
+                self._wait("far ahead", lambda: notes["ahead"] > _AHEAD)
         dist.all_reduce(samples.mean())
+        self._in_step = False
 
     def _wait(self, who: str, seen: Callable[[], bool]) -> bool:
         """Wait with patience, but not again after a wait in vain; return what is seen."""
@@ -198,7 +205,7 @@ def _measured(scene: Scene) -> dict[str, int]:
 def _trials(seed: int) -> list[Trial]:
     draw = random.Random(seed)
     return [
-        Trial(ranks, [Feeding(draw.randint(4, 6), workers * draw.randint(2, 3), workers)],
+        Trial(ranks, [Feeding(draw.randint(7, 9), workers * draw.randint(2, 3), workers)],
               limit=_LIMIT)
         for ranks, workers in ((2, 2), (2, 3), (3, 2))
     ]  # fmt: skip

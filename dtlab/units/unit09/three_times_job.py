@@ -403,7 +403,8 @@ def _gains_less(name: str, given: Values) -> str:
 
 _WHY: Final = {
     "samples": "count the kernels, the input and the messages of one sample before and after it.",
-    "accumulate": "kernels and input take as long for each sample as before.",
+    "accumulate": "with the limit on the batch it is at most 2, which halves the messages per "
+                  "sample. Kernels and input take as long as before.",
     "overlap": "only what backward computes after a bucket is full can hide its messages.",
     "bucket_mb": "without overlap smaller buckets hide nothing.",
     "sixteen_bit": "it halves the messages. How long do they take now?",

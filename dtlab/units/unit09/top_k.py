@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class TopK(Compressed):
     """Calls of `fn(gradient, error, k)`. With the topic "shapes", gradients are transposed."""
 
-    keep = "it is gradient + error, with zeros where elements were sent."
+    keep = "it should be gradient + error, with zeros where elements were sent."
 
     k: int = 0
 
@@ -86,6 +86,8 @@ class TopK(Compressed):
             "what was kept is added after the elements were chosen. Add it before.":
                 mean([self._largest(w, own.abs())
                       for w, own in zip(whole, gradients, strict=True)]),
+            "the places are right, but these are the gradient's values. Send those of gradient + "
+            "error.": mean([o * (part != 0) for o, part in zip(gradients, sent, strict=True)]),
             "these are this rank's elements alone.": sent[rank],
             "these are this rank's elements alone, divided by the number of ranks.":
                 sent[rank] / len(sent),
@@ -123,7 +125,7 @@ class TopK(Compressed):
 
 
 def _trials(seed: int) -> list[Trial]:
-    """Vectors on 1 to 4 ranks; then errors, several steps, shapes, and many elements."""
+    """Errors and several steps; then vectors on 1 to 4 ranks, shapes, and many elements."""
     draw = random.Random(seed)
 
     def case(topic: str, *shape: int, steps: int = 1, k: int = 0) -> TopK:
@@ -132,9 +134,9 @@ def _trials(seed: int) -> list[Trial]:
         return TopK(draw.randrange(10**6), topic, shape, steps, k)
 
     return [
+        Trial(3, [case("fed_back"), case("fed_back", steps=4)]),
         Trial(3, [case("mean"), case("mean", k=1)]),
         *(Trial(ranks, [case("mean")]) for ranks in (1, 2, 4)),
-        Trial(3, [case("fed_back"), case("fed_back", steps=4)]),
         Trial(2, [case("shapes", 5, 7), case("shapes", 3, 2, 2, 4)]),
         Trial(4, [case("bytes", 40_000, k=draw.randint(2000, 2700))]),
     ]

@@ -56,6 +56,8 @@ _QUESTIONS = asked(
         "How long is the all-reduce? For how many sequences do all GPUs together compute as long?",
         {
             "half / gpus": "this is for one GPU. The batch is divided over all of them.",
+            "half * (gpus - 8) / (gpus - 1)": "this is for a ring with one member per node. How "
+            "many members has a ring over all GPUs?",
             "half / 2 * gpus / (gpus - 1)": "in a ring each GPU sends almost twice the bytes.",
             "3 * half": "this counts forward alone: 2 operations per parameter and token of 6.",
             "2048 * half": "these are tokens. A sequence has 2048 of them.",

@@ -323,7 +323,7 @@ WRONG = {
     ignores_the_group: {"subgroups": "Pass `group` to every call"},
     nodes_of_global_ranks: {"subgroups": "Use ranks of the group"},
     without_a_group: {"subgroups": "takes no `group`"},
-    torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
+    torch_all_reduce: {"result": "all_reduce of torch.distributed does the work for you"},
     finished_hierarchical: {"result": "dtlab.collectives.hierarchical_all_reduce does the work"},
     all_reduce_below_the_recorder: {"result": "left it as the operating system counts"},
     through_the_store: {"result": "the data arrived another way"},

@@ -290,7 +290,7 @@ WRONG = {
     numbers_of_elements: {"diagnosis": "Write {"},
     bytes_alone: {"diagnosis": "Write {"},
     bytes_left_open: {"diagnosis": "'bytes' is not filled in"},
-    still_broken: {"result": "of rank 0 only"},
+    still_broken: {"result": "a slice that is not contiguous has summed elements that follow"},
     summed_in_a_copy: {"result": "rank 0, column 0: elements"},
     column_by_column: {"result": "rank 0, column"},
     rows_of_the_transpose: {"result": "rank 0, column"},

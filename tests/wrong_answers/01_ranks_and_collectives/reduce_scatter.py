@@ -67,6 +67,14 @@ def chunks_in_the_other_direction(output, input, group=None):
     output.copy_(passing)
 
 
+def passes_on_without_adding(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    passing = input.chunk(size)[rank - 1].clone()
+    for _ in range(size - 1):
+        passing = swap(passing, torch.empty_like(passing), group)
+    output.copy_(passing)
+
+
 def one_round_less(output, input, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chunks = input.chunk(size)
@@ -435,7 +443,8 @@ WRONG = {
     adds_the_chunk_of_the_round_before: {
         "result": "chunk 1 of rank 0 and chunk 0 of rank 1; rank 0 must have the sum of chunk 0"
     },
-    chunks_in_the_other_direction: {"result": "Add to each arriving chunk your own chunk with"},
+    chunks_in_the_other_direction: {"result": "if you send to rank - 1, one forward."},
+    passes_on_without_adding: {"result": "Its own values are missing: add your own chunk to"},
     one_round_less: {
         "result": "this is chunk 1 of rank 0; rank 0 must have the sum of chunk 0 of all 2 ranks.",
         "bytes": "Some chunks are not sent",
@@ -473,8 +482,8 @@ WRONG = {
     ranks_of_the_group_taken_for_global_ones: {"subgroups": "Use ranks of the group"},
     chunk_of_the_global_rank: {"subgroups": "Use ranks of the group"},
     without_a_group: {"subgroups": "takes no `group`"},
-    torch_reduce_scatter: {"result": "dist.reduce_scatter does the work for you"},
-    torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
+    torch_reduce_scatter: {"result": "reduce_scatter of torch.distributed does the work for you"},
+    torch_all_reduce: {"result": "all_reduce of torch.distributed does the work for you"},
     finished_reduce_scatter: {"result": "dtlab.collectives.ring_reduce_scatter does the work"},
     all_reduce_below_the_recorder: {"result": "left it as the operating system counts"},
     reduce_scatter_of_the_backend_itself: {"result": "left it as the operating system counts"},

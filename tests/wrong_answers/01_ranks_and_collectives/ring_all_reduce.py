@@ -186,6 +186,21 @@ def rebinds_the_chunks(tensor, group=None):
         chunks[into] = arriving + chunks[into] if step < size - 1 else arriving
 
 
+def rebinds_the_chunks_of_the_second_half(tensor, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = list(tensor.tensor_split(size))
+    for step in range(2 * size - 2):
+        out, into = (rank - step) % size, (rank - step - 1) % size
+        sending = dist.isend(chunks[out], group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(chunks[into])
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        if step < size - 1:
+            chunks[into] += arriving
+        else:
+            chunks[into] = arriving
+
+
 def sends_to_one_minus_rank(tensor, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size > 1:
@@ -673,6 +688,7 @@ WRONG = {
     },
     all_gather_off_by_one: {"result": "look at the numbers of the chunks"},
     all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "This is half a ring"},
+    rebinds_the_chunks_of_the_second_half: {"result": "chunks[i] = buffer changes only your list"},
     rebinds_the_chunks: {"result": "chunks[i] = ... changes only your list of chunks"},
     sends_to_one_minus_rank: {"result": "that is the other rank only if there are two"},
     average: {"result": "this is the average; the sum is asked for"},
@@ -692,8 +708,8 @@ WRONG = {
     global_rank_in_the_groups_ring: {"subgroups": "Use ranks of the group"},
     group_left_out_of_send_and_receive: {"subgroups": "Pass `group` to every call"},
     without_a_group: {"subgroups": "takes no `group`"},
-    torch_all_reduce: {"result": "dist.all_reduce does the work for you"},
-    torch_all_gather: {"result": "dist.all_gather does the work for you"},
+    torch_all_reduce: {"result": "all_reduce of torch.distributed does the work for you"},
+    torch_all_gather: {"result": "all_gather of torch.distributed does the work for you"},
     finished_ring: {"result": "dtlab.collectives.ring_all_reduce does the work for you"},
     finished_ring_in_a_thread: {"result": "dtlab.collectives.ring_all_reduce does the work"},
     finished_ring_without_profiling: {"result": "sys.setprofile"},

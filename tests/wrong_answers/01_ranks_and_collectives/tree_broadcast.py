@@ -110,6 +110,19 @@ def always_from_rank_0(tensor, src, group=None):
     tree_by_doubling(tensor, dist.get_process_group_ranks(group)[0], group)
 
 
+def positions_taken_for_ranks(tensor, src, group=None):
+    place, size, _ = seat(src, group)
+    if place > 0:
+        dist.recv(tensor, group=group, group_src=place & (place - 1))
+    for power in reversed(range(size.bit_length())):
+        if place % (2 << power) == 0 and place + (1 << power) < size:
+            dist.send(tensor, group=group, group_dst=place + (1 << power))
+
+
+def group_rank_in_no_group(tensor, src, group=None):
+    tree_by_doubling(tensor, dist.get_group_rank(group, src), group)
+
+
 def powers_of_two_only(tensor, src, group=None):
     size, root = seat(src, group)[1:]
     me, have = dist.get_rank(group) ^ root, 1
@@ -279,6 +292,8 @@ WRONG = {
     also_to_those_who_have_it: {"once": "has the tensor already"},
     scattered_then_gathered: {"once": "received", "rounds": "a tree needs 3"},
     always_from_rank_0: {"result": "hold the values of rank 0, not those of rank 1"},
+    positions_taken_for_ranks: {"result": "Right only with src=0."},
+    group_rank_in_no_group: {"result": "Call dist.get_group_rank only if"},
     powers_of_two_only: {"result": "Right only if the number of ranks is a power of two"},
     last_round_left_out: {"result": "Right only if the number of ranks is a power of two"},
     returned_but_not_in_place: {"result": "but leave `tensor` unchanged"},
@@ -287,8 +302,8 @@ WRONG = {
     source_counted_in_the_group: {"subgroups": "`src` is a global rank"},
     ranks_of_the_group_taken_for_global_ones: {"subgroups": "Use ranks of the group"},
     without_a_group: {"subgroups": "takes no `group`"},
-    torch_broadcast: {"result": "dist.broadcast does the work for you"},
-    torch_broadcast_object: {"result": "dist.broadcast does the work for you"},
+    torch_broadcast: {"result": "broadcast of torch.distributed does the work for you"},
+    torch_broadcast_object: {"result": "broadcast of torch.distributed does the work for you"},
     finished_tree: {"result": "dtlab.collectives.tree_broadcast does the work for you"},
     broadcast_below_the_recorder: {"result": "left it as the operating system counts"},
     through_the_store: {"result": "the data arrived another way"},

@@ -65,6 +65,7 @@ def worth(name, factor):
     return answer
 
 
+gpipe_in_mb = worth("gpipe", lambda p, m, v: 1000 * m / p)
 gpipe_keeps_one = worth("gpipe", lambda p, m, v: 1 / p)
 gpipe_has_all_layers = worth("gpipe", lambda p, m, v: m)
 gpipe_as_1f1b = worth("gpipe", lambda p, m, v: 1)
@@ -128,6 +129,7 @@ last_as_first = claims_with("last")
 RIGHT = [by_hand, by_a_walk]
 
 WRONG = {
+    gpipe_in_mb: {"gpipe": "It is right in MB, but the question asks for GB"},
     gpipe_keeps_one: {"gpipe": "this is one microbatch"},
     gpipe_has_all_layers: {"gpipe": "these are all layers"},
     gpipe_as_1f1b: {"gpipe": "this is p microbatches"},

@@ -218,7 +218,7 @@ WRONG = {
     },
     the_rule_of_1f1b: {"counts": "for 1F1B only", "halves": "", "chunks": "", "any": ""},
     by_the_library: {"counts": "finished code", "halves": "", "chunks": "", "any": ""},
-    freed_by_i: {"halves": "if I frees a microbatch"},
+    freed_by_i: {"halves": "as if I freed a microbatch"},
     freed_by_both_halves: {"halves": "but only W does"},
     freed_by_whole_backwards_only: {"halves": "counts down at B only"},
     does_not_know_halves: {"halves": "KeyError"},
@@ -226,7 +226,7 @@ WRONG = {
     stage_of_the_ranks_number_only: {"chunks": "That counts one stage"},
     the_most_of_each_stage_added_up: {"chunks": "adds up the most of each stage"},
     until_the_first_backward: {"any": "holds more later"},
-    all_forwards_at_its_head: {"halves": "but only W does", "any": "holds more later"},
+    all_forwards_at_its_head: {"halves": "held before the first I", "any": "holds more later"},
     every_rank_has_something_to_do: {"any": "empty"},
     idle_ranks_left_out: {"any": "for each rank"},
 }

@@ -145,6 +145,22 @@ def gradient_of_the_output_sent_back(schedule, module, sizes, width, inputs, tar
     Mine(schedule, module, sizes, width, inputs, targets, loss).run()
 
 
+def without_the_last_action(schedule, module, sizes, width, inputs, targets, loss):
+    shorter = [row[:-1] for row in schedule]
+    Executor(shorter, module, sizes, width, inputs, targets, loss).run()
+
+
+def gradients_from_the_previous_stage(schedule, module, sizes, width, inputs, targets, loss):
+    class Mine(Executor):
+        def backward(self, k):
+            x, y = self.take(k)
+            self.back(y, self.receive(self.rank - 1, k) if self.rank < self.last else None)
+            if self.rank > 0:
+                self.send(x.grad, self.rank + 1, k)
+
+    Mine(schedule, module, sizes, width, inputs, targets, loss).run()
+
+
 def ones_in_place_of_the_gradient(schedule, module, sizes, width, inputs, targets, loss):
     class Mine(Executor):
         def back(self, y, gradient):
@@ -414,6 +430,8 @@ WRONG = {
     one_microbatch_is_kept: {"result": ""},
     every_rank_averages_again: {"result": "scaled already"},
     scaled_by_every_rank: {"result": "scaled already"},
+    without_the_last_action: {"result": "but its list is FFF"},
+    gradients_from_the_previous_stage: {"result": "receive it from rank + 1"},
     another_loss: {"result": "rank 2, which computes the loss"},
     the_mean_of_the_means: {"uneven": "mean over all samples"},
     room_for_the_first_size: {"uneven": ""},

@@ -193,6 +193,18 @@ def over_the_pipeline(stages, batches):
 
 
 @mended
+def gradients_never_cleared(stages, batches):
+    sums = {}
+
+    def average(module, mesh, result):
+        mean(module, mesh, result)
+        for one in module.parameters():
+            sums[one] = one.grad = sums.get(one, 0) + one.grad
+
+    return trained(stages, batches, average)
+
+
+@mended
 def over_all_ranks(stages, batches):
     def average(module, mesh, result):
         for one in module.parameters():
@@ -385,17 +397,18 @@ WRONG = {
     still_broken: {"copies": "the copies of stage 0"},
     only_divided_once: {"copies": "the copies of stage 0"},
     only_a_loss_divided: {"copies": "the copies of stage 0"},
-    only_the_loop_moved: {"training": "compare their first updates"},
+    only_the_loop_moved: {"training": "compare their updates"},
     reports_a_part_of_the_loss: {"training": "returns the losses"},
     the_other_ranks: {"copies": "the copies of stage 1"},
     first_and_last: {"copies": "the copies of stage 1"},
     over_the_pipeline: {"copies": ""},
-    over_all_ranks: {"copies": ""},
+    over_all_ranks: {"copies": "If it is meant for a smaller group, pass"},
     ranks_of_two_stages: {"copies": ""},
     sums: {"training": "The copies agree"},
     by_all_ranks: {"training": "The copies agree"},
     the_first_pipelines_gradients: {"training": "The copies agree"},
     parameters_of_the_first_pipeline: {"training": "The copies agree"},
+    gradients_never_cleared: {"training": "right up to step 2, so the update of step 2 is"},
     once_in_the_end: {"training": "The copies agree"},
     the_last_stage_goes_without: {"training": "The copies agree"},
     losses_of_nobody: {"training": "returns the losses []"},

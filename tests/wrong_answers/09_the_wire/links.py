@@ -76,6 +76,12 @@ on_nvlink = instead(
     "one_ring", lambda given, right: right * adapter(given) / (given["printed"] / 2)
 )
 without_the_ring = instead("one_ring", lambda given, right: 2 * given["billions"] / adapter(given))
+ring_of_nodes = instead(
+    "one_ring",
+    lambda given, right: (
+        4 * (given["nodes"] - 1) / given["nodes"] * given["billions"] / adapter(given)
+    ),
+)
 a_third = instead("one_ring", times(1 / 3))
 across_alone = instead("two_levels", lambda given, right: right - by_hand(given)["inside"])
 
@@ -100,6 +106,7 @@ no_latency = instead(
 one_latency = instead(
     "small", lambda given, right: right - (2 * (gpus(given) - 1) - 1) * given["latency"]
 )
+latency_alone = instead("small", lambda given, right: 2 * (gpus(given) - 1) * given["latency"])
 latency_of_a_tree = instead("small", lambda given, right: 12 * given["latency"])
 more_bandwidth = instead("helps", lambda given, right: "bandwidth")
 fewer_bits = instead("helps", lambda given, right: "bits")
@@ -120,6 +127,7 @@ WRONG = {
     adapter_in_bits: {"one_ring": "1 byte has 8 bits"},
     on_nvlink: {"one_ring": "also crosses the network"},
     without_the_ring: {"one_ring": "which multiple of the bytes"},
+    ring_of_nodes: {"one_ring": "How many members has a ring over all GPUs?"},
     a_third: {"one_ring": "is not it. A ring runs at the speed"},
     across_alone: {"two_levels": "the rings inside the nodes take time too"},
     through_one_adapter: {"two_levels": "this is through one adapter"},
@@ -128,6 +136,7 @@ WRONG = {
     once_round: {"small": "the ring goes round twice"},
     no_latency: {"small": "without the latency"},
     one_latency: {"small": "each message has the latency"},
+    latency_alone: {"small": "the latency and the time of its bytes, both in µs"},
     latency_of_a_tree: {"small": "is not it. How many messages"},
     more_bandwidth: {"helps": "next to no time"},
     fewer_bits: {"helps": "fewer bytes help if"},

@@ -224,6 +224,37 @@ def waits_for_all_first(gradients, bucket_bytes, step):
         bucket.run(step)
 
 
+def waits_for_all_and_again(gradients, bucket_bytes, step):
+    buckets = [bucket.send() for bucket in buckets_of(gradients, bucket_bytes)]
+    for bucket in buckets:
+        bucket.wait()
+    finish(buckets, step)
+
+
+def waits_for_all_in_reverse(gradients, bucket_bytes, step):
+    buckets = [bucket.send() for bucket in buckets_of(gradients, bucket_bytes)]
+    for bucket in reversed(buckets):
+        bucket.wait()
+    finish(buckets, step)
+
+
+def waits_for_two_and_again(gradients, bucket_bytes, step):
+    """The next bucket's wait comes before this one's, and then once more."""
+    buckets = [bucket.send() for bucket in buckets_of(gradients, bucket_bytes)]
+    for bucket, following in zip(buckets, [*buckets[1:], None], strict=True):
+        if following:
+            following.wait()
+        finish([bucket], step)
+
+
+def waits_for_the_last_one_often(gradients, bucket_bytes, step):
+    """As many waits as buckets, all for the same one."""
+    buckets = [bucket.send() for bucket in buckets_of(gradients, bucket_bytes)]
+    for bucket in buckets:
+        buckets[-1].wait()
+        bucket.run(step)
+
+
 def waits_for_two(gradients, bucket_bytes, step):
     """The next bucket's wait comes before this one's step."""
     buckets = [bucket.send() for bucket in buckets_of(gradients, bucket_bytes)]
@@ -283,7 +314,14 @@ def written_back(gradients, bucket_bytes, step):
             step(number, gradient)
 
 
-RIGHT = [right, in_lists, written_back]
+def by_futures(gradients, bucket_bytes, step):
+    buckets = [bucket.send() for bucket in buckets_of(gradients, bucket_bytes)]
+    for bucket in buckets:
+        bucket.work.get_future().wait()
+        bucket.run(step)
+
+
+RIGHT = [right, in_lists, written_back, by_futures]
 
 WRONG = {
     untouched: {"gradients": "is not written yet"},
@@ -293,7 +331,7 @@ WRONG = {
     flat_gradients: {"gradients": "has shape"},
     numbers_within_a_bucket: {"gradients": "Call it once for each"},
     nobody_waits: {"gradients": "Call wait() for each"},
-    asks_and_never_waits: {"gradients": "Call wait() for each"},
+    asks_and_never_waits: {"gradients": "is_completed() does not wait"},
     waits_for_the_last_one: {"gradients": "Call wait() for each"},
     rest_left_out: {"gradients": "Call it once for each", "all_reduces": ""},
     one_for_each_gradient: {"all_reduces": "for buckets of"},
@@ -310,6 +348,10 @@ WRONG = {
     one_at_a_time: {"waits": "nothing overlaps", "at_once": "Send what is left first"},
     steps_in_backward: {"waits": "nothing overlaps"},
     waits_for_all_first: {"steps": "Wait for one bucket"},
+    waits_for_all_and_again: {"steps": "Wait for one bucket"},
+    waits_for_all_in_reverse: {"steps": "Wait for one bucket"},
+    waits_for_two_and_again: {"steps": "Wait for one bucket"},
+    waits_for_the_last_one_often: {"gradients": "Call wait() for each"},
     waits_for_two: {"steps": "Wait for one bucket"},
 }
 

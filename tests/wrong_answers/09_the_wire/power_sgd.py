@@ -240,7 +240,7 @@ WRONG = {
     error_is_not_changed: {"kept": "it is as it was"},
     error_is_everything: {"kept": "this is everything"},
     error_without_the_old_one: {"kept": "from the step before is lost"},
-    error_against_its_own_part: {"kept": "it is matrix + error - mean"},
+    error_against_its_own_part: {"kept": "it should be matrix + error - mean"},
     error_is_the_mean: {"kept": "what was sent"},
     without_what_was_kept: {"fed_back": "this is without what was kept"},
     half_of_what_was_kept: {"fed_back": "off by up to"},

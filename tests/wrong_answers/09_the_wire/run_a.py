@@ -56,6 +56,15 @@ def fed(read, step, steps, batch, workers, numbers=own, reads=all_workers, keep=
         step(samples)
 
 
+def ahead_by(batches, read, step, steps, batch, workers):
+    """Before a step, this many batches after it are asked for."""
+    pool, ahead, coming = ThreadPoolExecutor(workers), ThreadPoolExecutor(1), []
+    for number in range(steps):
+        while len(coming) < min(number + 1 + batches, steps):
+            coming.append(ahead.submit(all_workers, pool, read, own(len(coming), batch)))
+        step(torch.stack(coming[number].result()))
+
+
 def of_this_rank(samples):
     return samples[dist.get_rank() :: dist.get_world_size()]
 
@@ -177,6 +186,30 @@ def all_batches_at_first(read, step, steps, batch, workers):
         step(samples)
 
 
+@mended
+def all_loads_at_first(read, step, steps, batch, workers):
+    """The thread gets every batch of the run before the first step."""
+    pool, ahead = ThreadPoolExecutor(workers), ThreadPoolExecutor(1)
+    coming = [ahead.submit(all_workers, pool, read, own(n, batch)) for n in range(steps)]
+    for samples in coming:
+        step(torch.stack(samples.result()))
+
+
+@mended
+def three_more_in_each_step(read, step, steps, batch, workers):
+    """The lead grows from step to step."""
+    pool, ahead, coming = ThreadPoolExecutor(workers), ThreadPoolExecutor(1), []
+    for number in range(steps):
+        while len(coming) < min(3 * number + 3, steps):
+            coming.append(ahead.submit(all_workers, pool, read, own(len(coming), batch)))
+        step(torch.stack(coming[number].result()))
+
+
+@mended
+def four_ahead(*arguments):
+    ahead_by(4, *arguments)
+
+
 # Right, written differently ---------------------------------------------------------------------
 
 
@@ -206,11 +239,16 @@ def with_a_queue(read, step, steps, batch, workers):
         step(queue.get())
 
 
+@mended
+def three_ahead(*arguments):
+    ahead_by(3, *arguments)
+
+
 def text_of_a_line():
     return said(line="return torch.stack(whole)[rank::ranks]", number="2")
 
 
-RIGHT = [both_lines, in_pieces, with_a_queue, text_of_a_line]
+RIGHT = [both_lines, in_pieces, with_a_queue, three_ahead, text_of_a_line]
 
 WRONG = {
     all_that_it_reads: {"number": "Divide them by those that it trains on"},
@@ -220,7 +258,7 @@ WRONG = {
     the_line_of_the_result: {"line": "does what it should here"},
     a_function_alone: {"number": "must be a dict"},
     not_written: {"batches": "not written yet"},
-    still_broken: {"reads": "reads 60 samples and trains on 30", "workers": "more than 1 read"},
+    still_broken: {"reads": "reads 96 samples and trains on 48", "workers": "more than 1 read"},
     only_the_samples: {"workers": "What do the other workers wait for?"},
     only_the_workers: {"reads": "What happens to the others?"},
     more_workers: {"workers": "more than 1 read"},
@@ -232,6 +270,9 @@ WRONG = {
     not_ahead: {"ahead": "nothing of the next batch during step 0"},
     asked_for_too_late: {"ahead": "nothing of the next batch during step 0"},
     all_batches_at_first: {"ahead": "batches ahead of the step"},
+    all_loads_at_first: {"ahead": "batches ahead of the step"},
+    three_more_in_each_step: {"ahead": "batches ahead of the step"},
+    four_ahead: {"ahead": "reads 4 batches ahead of the step"},
 }
 
 

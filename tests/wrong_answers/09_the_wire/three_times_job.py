@@ -121,6 +121,11 @@ def smaller_buckets_first(given, right):
 
 
 @but("first")
+def accumulate_first(given, right):
+    return "accumulate"
+
+
+@but("first")
 def the_network(given, right):
     return "network"
 
@@ -235,6 +240,7 @@ def in_words(given, right):
 WRONG = {
     overlap_first: {"first": "only what backward computes"},
     smaller_buckets_first: {"first": "smaller buckets hide nothing"},
+    accumulate_first: {"first": "with the limit on the batch it is at most 2"},
     the_network: {"first": "none of the options"},
     two_levers: {"levers": "the goal is 6"},
     more_samples_than_fit: {"levers": "a rank has room for 8"},

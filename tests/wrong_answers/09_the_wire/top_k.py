@@ -115,6 +115,12 @@ def error_is_not_changed(gradient, error, k):
     return right(gradient, error.clone(), k)
 
 
+def cleared(gradient, error, k):
+    mean = right(gradient, error, k)
+    error.zero_()
+    return mean
+
+
 def a_new_error(gradient, error, k):
     """`error` is another tensor afterwards, which the caller never sees."""
     error = gradient + error
@@ -175,6 +181,15 @@ def added_after_the_choice(gradient, error, k):
     values = error.flatten()[places]
     error.view(-1)[places] = 0
     return mean_of(values, places, error)
+
+
+def values_of_the_gradient(gradient, error, k):
+    """The places are right, and what was kept stays there."""
+    places = largest(gradient + error, k)
+    values = gradient.flatten()[places]
+    error += gradient
+    error.view(-1)[places] -= values
+    return mean_of(values, places, gradient)
 
 
 def chosen_from_what_was_kept(gradient, error, k):
@@ -289,13 +304,15 @@ WRONG = {
     places_of_this_rank: {"mean": "where do they belong"},
     returns_nothing: {"mean": "returned is None"},
     error_is_not_changed: {"kept": "it is as it was"},
+    cleared: {"kept": "it is zero. Keep what was not sent"},
     a_new_error: {"kept": "it is as it was"},
     error_keeps_what_was_sent: {"kept": "this is everything, also what was sent"},
     error_of_this_step_alone: {"kept": "what was left from the step before is lost"},
-    error_against_the_mean: {"kept": "with zeros where elements were sent"},
+    error_against_the_mean: {"kept": "it should be gradient + error, with zeros where"},
     keeps_what_was_sent: {"kept": "this is what was sent"},
     without_what_was_kept: {"fed_back": "this is without what was kept"},
     added_after_the_choice: {"fed_back": "after the elements were chosen"},
+    values_of_the_gradient: {"fed_back": "these are the gradient's values"},
     chosen_from_what_was_kept: {"fed_back": "Which k elements has each rank"},
     vectors_only: {"shapes": ""},
     views_the_gradient: {"shapes": "view"},

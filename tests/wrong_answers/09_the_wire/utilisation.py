@@ -69,6 +69,9 @@ def with_half(factor):
 
 one_gpus = instead("half", lambda given, right: right / given["gpus"])
 no_ring = instead("half", lambda given, right: right / 2 * given["gpus"] / (given["gpus"] - 1))
+ring_of_nodes = instead(
+    "half", lambda given, right: right * (given["gpus"] - 8) / (given["gpus"] - 1)
+)
 forward_alone = instead("half", times(3))
 in_tokens = instead("half", times(2048))
 seven_times = instead("half", times(7))
@@ -98,6 +101,7 @@ RIGHT = [by_hand, by_the_library]
 WRONG = {
     one_gpus: {"half": "this is for one GPU"},
     no_ring: {"half": "almost twice the bytes"},
+    ring_of_nodes: {"half": "How many members has a ring over all GPUs?"},
     forward_alone: {"half": "counts forward alone"},
     in_tokens: {"half": "these are tokens"},
     seven_times: {"half": "is not it. How long is the all-reduce"},
