@@ -1058,10 +1058,22 @@ def test_a_colour_means_the_same_in_every_figure() -> None:
     assert to_hex(arrow.get_edgecolor()) == COLOURS["communication"].lower()
 
 
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [(("input", "read"), "read"), (("input", "read", "decode"), "other compute")],
+)
+def test_the_legend_names_the_only_other_span(names: tuple[str, ...], shown: str) -> None:
+    spans = [Event(0, "compute", name, (), 0, k, k + 1.0) for k, name in enumerate(names)]
+    legend = {text.get_text() for axes in timeline(Trace(spans)).axes for text in axes.texts}
+    assert {"input", shown} <= legend
+    assert ("other compute" in legend) == (shown == "other compute")
+
+
 def test_roles_follow_from_names() -> None:
     assert role_of("compute", "Forward") == "forward"
     assert role_of("compute", "backward_input") == "backward"
     assert role_of("compute", "optimizer.step") == "optimizer"
+    assert role_of("compute", "input") == "input"
     assert role_of("compute", "data loading") == "compute"
     assert role_of("comm", "all_reduce") == "communication"
 

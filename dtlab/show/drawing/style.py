@@ -41,7 +41,7 @@ __all__ = [
     "role_of",
 ]
 
-Role = Literal["forward", "backward", "communication", "optimizer", "idle", "compute"]
+Role = Literal["forward", "backward", "communication", "optimizer", "input", "idle", "compute"]
 
 COLOURS: Final[Mapping[Role, str]] = MappingProxyType(
     {
@@ -49,6 +49,7 @@ COLOURS: Final[Mapping[Role, str]] = MappingProxyType(
         "backward": "#0072B2",
         "communication": "#E69F00",
         "optimizer": "#882255",
+        "input": "#009E73",  # the wait for the next batch
         "idle": "#DCDCD8",
         "compute": "#8FA3A8",  # a span whose name matches no other role
     }
@@ -78,6 +79,7 @@ _SPAN_ROLES: Final[tuple[tuple[str, Role], ...]] = (
     ("backward", "backward"),
     ("optim", "optimizer"),
     ("step", "optimizer"),
+    ("input", "input"),
 )
 
 

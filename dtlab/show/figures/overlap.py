@@ -204,12 +204,15 @@ def wire_step(
     words = f"{num_gpus:,} GPUs with {tokens:,.0f} tokens each, links of {_bytes(bandwidth)}/s"
     heading = title or f"{words}, {'overlap' if overlaps else 'no overlap'}"
     limit = "the wire is the wall" if exposed > 0.1 * computes else "compute is the wall"
-    note = (f"predicted: compute {time_words(computes)}, all-reduces {time_words(travels)}, "
+    buckets = bucket_times(layers, bucket, num_gpus, link)
+    latencies = len(buckets) * 2 * (num_gpus - 1) * latency
+    note = (f"predicted: compute {time_words(computes)}, all-reduces {time_words(travels)} "
+            f"({time_words(latencies)} latency in {counted(len(buckets), 'bucket')}), "
             f"exposed {time_words(exposed)}; "
             f"{number_words(faster)} times one GPU: {limit}")  # fmt: skip
     figure = Figure(_WIDTH, _HEIGHT)
     figure.heading(heading, note)
-    _draw_pass(figure, layers, bucket_times(layers, bucket, num_gpus, link))
+    _draw_pass(figure, layers, buckets)
     counts = np.union1d(_TOKENS, [tokens])
     times = [step(count)[1:] for count in counts]
     curve = np.array([num_gpus * each / (each + more) for each, more in times])

@@ -282,12 +282,17 @@ def _draw_legend(
     figure: Figure, drawn: Sequence[Lane], top: float, marks: Mapping[str, str]
 ) -> None:
     """Draw a swatch and a name for each kind of bar in the figure, in a row under the title."""
+    names = {bar.label.split(" ")[0] for lane in drawn for bar in lane.bars
+             if bar.role == "compute"}  # fmt: skip
+    other = names.pop() if len(names) == 1 else "compute"
+    if other == "compute" or len(other) > len("other compute"):
+        other = "other compute"
     entries: dict[str, tuple[str, str]] = {}
     for lane in drawn:
         for bar in lane.bars:
             look = look_of(bar, marks)
             words: str = bar.role if look == "span" else look
-            words = "other compute" if words == "compute" else words
+            words = other if words == "compute" else words
             words = "collective, with its ranks" if bar.group and look == "collective" else words
             entries.setdefault(words, (_fill(bar), marks.get(look, "")))
     width, height = figure.get_size_inches()
@@ -295,7 +300,7 @@ def _draw_legend(
     axes.set_xlim(0, width)
     axes.set_ylim(0, 0.3)
     left = _LEFT
-    order = [*_LEGEND_ORDER[:-1], *marks, _LEGEND_ORDER[-1]]
+    order = [*_LEGEND_ORDER[:4], other, *_LEGEND_ORDER[4:-1], *marks, _LEGEND_ORDER[-1]]
     for words in (entry for entry in dict.fromkeys(order) if entry in entries):
         fill, hatch = entries[words]
         axes.add_artist(
@@ -307,7 +312,7 @@ def _draw_legend(
 
 
 _LEGEND_ORDER: Final = (
-    "forward", "backward", "optimizer", "other compute",
+    "forward", "backward", "optimizer", "input",
     "send", "receive", "collective", "collective, with its ranks", "waiting",
 )  # fmt: skip
 

@@ -141,4 +141,4 @@ _QUESTIONS = asked(
     },
 )  # fmt: skip
 
-PART = Part("09/utilisation", 1, "Half of the time, 40 % busy", 8, 2, _QUESTIONS)
+PART = Part("09/utilisation", 1, "Half of the time, 40 % busy", 9, 2, _QUESTIONS)
