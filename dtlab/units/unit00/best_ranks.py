@@ -11,6 +11,7 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 
 _NEAR = 1e-3  # relative tolerance of a time
 
@@ -74,7 +75,7 @@ class Curve(Faulty):
             if self.shown == "best":
                 yield "form", message
         elif self.shown != "time" and ranks != best:
-            message = f"the run is fastest on {best} ranks, and you return {ranks:g}."
+            message = f"the run is fastest on {counted(best, 'rank')}, and you return {ranks:g}."
             yield self.shown, f"{message}\n{_ADVICE[self.shown]}"
         elif self.shown == "time" and not abs(seconds - right) <= _NEAR * right:
             message = f"the least time is {right:.4f} s, and you return {seconds:.4f} s."

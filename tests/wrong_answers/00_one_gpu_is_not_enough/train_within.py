@@ -202,7 +202,7 @@ WRONG = {
     leaks_and_records: {"steps": "", "rows": ""},
     never_cleared: {"results": "the loss on the held-out rows after step 1"},
     evaluates_before_the_step: {"results": "after step 0"},
-    evaluates_once: {"results": "1 losses; there are 24 steps"},
+    evaluates_once: {"results": "1 loss; there are 24 steps"},
     mean_of_the_last: {"results": "the mean of the outputs"},
     no_training: {"results": "change only its memory use"},
     mean_of_means: {"results": "the mean of the outputs"},

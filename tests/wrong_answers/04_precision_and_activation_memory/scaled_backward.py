@@ -294,7 +294,7 @@ WRONG = {
     divides_copies: {"unscaled": "That is the scale: after backward"},
     divides_the_parameters: {"unscaled": "That is the scale: after backward"},
     divides_the_parameters_too: {"unscaled": "a parameter has changed"},
-    steps_too: {"unscaled": "the optimizer stepped 1 times"},
+    steps_too: {"unscaled": "the optimizer stepped 1 time"},
     the_usual_scale: {"unscaled": "times those of the loss"},
     the_first_group_only: {"groups": "gradients are not divided by the scale"},
     without_asking_for_none: {"groups": "unsupported operand"},
