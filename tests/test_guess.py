@@ -327,5 +327,5 @@ def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.Mon
     summary = notebook.cells[5].outputs[0].data["text/plain"]
     assert "You made 2 of 2 predictions." in summary
     assert "within a factor of 2  # 1" in summary
-    assert "Of 1 choices 0 were right." in summary
+    assert "You were right in 0 of 1 choice." in summary
 

@@ -127,7 +127,6 @@ def test_the_notebook_says_what_is_to_be_reached() -> None:
     assert f"`plan({BATCH}, 8 * 12942, {RANKS}, {MEMORY})`" in text
     assert f"at most {FIRST:g} %" in text
     assert f"at most {TARGET:g} %" in text
-    assert f"{TARGET:g} % at most" in text
     assert 8 * len(digits().train) == SAMPLES
 
 

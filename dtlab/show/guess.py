@@ -330,8 +330,7 @@ def calibration() -> None:
         if low != high:
             lines.append(f"You tend to guess too {'low' if low > high else 'high'}.")
     if chosen:
-        verb = "was" if right == 1 else "were"
-        lines.append(f"Of {counted(len(chosen), 'choice')} {right} {verb} right.")
+        lines.append(f"You were right in {right} of {counted(len(chosen), 'choice')}.")
     text = "\n".join(lines)
     page = f'<pre style="color:inherit">{html.escape(text)}</pre>'
     show_bundle({"text/plain": text, "text/html": page})

@@ -154,7 +154,7 @@ def test_an_exercise_is_checked_where_it_is_written(notebook: Notebook) -> None:
     report = check.locator(".jp-OutputArea").first.inner_text()
     assert "the whole tensor" in report
     check.get_by_role("button", name="Run this case: bytes").click()
-    picture = check.locator("img[alt^='Timeline of 4 ranks, 1048576 elements']")
+    picture = check.locator("img[alt^='Timeline of 4 ranks, 1,048,576 elements']")
     expect(picture).to_be_visible(timeout=60_000)
     notebook.write(notebook.cell("passing = tensor.clone()"), RING)
     notebook.run(notebook.cell("chunks = list("))
