@@ -255,7 +255,7 @@ class _Patient:
             )
             return "waiting in turn", message, (
                 "In a pipeline: use more microbatches, so that fewer stages are idle.",
-                "Otherwise: synchronize less often, and give each rank CPU cores of its own.",
+                "Otherwise: synchronize less often, and give each rank separate CPU cores.",
             )  # fmt: skip
         if share[OTHER] >= UNMARKED:
             message = (

@@ -54,7 +54,7 @@ def simple_save(path: Path, step: int, **parts: Stateful) -> None:
     state = {name: part.state_dict() for name, part in parts.items()}
     unfinished = path.with_suffix(".partial")
     torch.save({"step": step, "random": torch.get_rng_state(), "parts": state}, unfinished)
-    os.replace(unfinished, path)  # atomic: nobody ever sees half a checkpoint
+    os.replace(unfinished, path)  # atomic: the file is the old one or the new one
 
 
 def simple_load(path: Path, **parts: Stateful) -> int:
@@ -82,7 +82,7 @@ class Stateful(Protocol):
 class Samples:
     """An endless iterator over batches of sample numbers that knows its position.
 
-    Every epoch has a random order of its own, drawn from `seed`, and visits each of `num_samples`
+    Every epoch has another random order, drawn from `seed`, and visits each of `num_samples`
     samples once. A batch has `batch_size` samples over all ranks; each rank gets every
     `ranks`-th of them. A batch may end one epoch and begin the next, so all batches are full.
     The state is one number, the samples drawn so far: no sample is lost or repeated, even if
@@ -164,7 +164,7 @@ class Checkpoints:
         self.model, self.optimizer, self.parts = model, optimizer, parts
         many = dist.is_initialized()
         self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
-        # Checkpoints travel in a group of their own: one may be written during the next steps.
+        # A separate group, because a checkpoint may be written during the next steps.
         self._group = dist.new_group(backend="gloo") if many else None
         self._writing: tuple[Path, Future[Any]] | None = None
 
