@@ -70,7 +70,7 @@ class RanksMagics(Magics):  # type: ignore[misc]
             if here:
                 error.args = (
                     f"{error}\n  The notebook defines {', '.join(here)}, but a session's ranks "
-                    "have variables of their own. Write\n  %%ranks above that cell too.",
+                    "do not see the notebook's variables. Write\n  %%ranks above that cell too.",
                 )
             raise
         return None
