@@ -1,6 +1,6 @@
 """Where the time of a training step went, the likely causes, and what to try.
 
-    Trace ──► steps ──► what each rank did (replay.py) ──► Diagnosis: a table, and causes
+    Trace ──► steps ──► what each rank did (replay.py) ──► Diagnosis: a table, causes (report.py)
                                     └──► the trace replayed without each cause: seconds saved
 
     straggler              one rank has more work than the others, which wait for it
@@ -13,12 +13,9 @@ All limits are shares of the step, so that a slow or busy machine changes no ver
 
 from __future__ import annotations
 
-import json
-import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -31,12 +28,22 @@ from dtlab.trace.replay import (
     INPUT,
     LAUNCH,
     OTHER,
-    WAITING,
     Use,
     is_input,
     replay,
     segments,
     uses,
+)
+from dtlab.trace.report import (
+    NAMES,
+    Cause,
+    Diagnosis,
+    as_bytes,
+    digits,
+    listed,
+    named,
+    percent,
+    secs,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cause", "Diagnosis", "diagnose"]
 
-FORMAT = 1  # is increased when a key of the JSON changes or is removed
 STANDS_OUT = 0.10  # share of the step that a cause costs
 WORTH_A_LINE = 0.05
 IN_TURN = 0.25  # share of the step that ranks wait for each other without a straggler
@@ -53,69 +59,7 @@ _FEW_STEPS = 3  # with fewer steps, the first one counts too, and with one more 
 _BY_CHANCE = 3.0  # standard errors by which a rank must be late, on average over the steps
 _SMALL = 1e6  # bytes: a smaller message takes about as long as an empty one
 _SHORT_GAP = 1e-3  # seconds: launching a kernel takes microseconds, Python code milliseconds
-_WIDTH: Final = 98  # characters
-_NAMES: Final = ("compute", "input", "launch gaps", "other", "waiting", "communication")
 OWN: Final = (COMPUTING, OTHER, LAUNCH)  # what a rank does by itself, without its input
-_ORDER: Final = (COMPUTING, INPUT, WAITING, EXPOSED, LAUNCH, OTHER)
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Something that makes steps longer.
-
-    `seconds` is how much shorter a step would be without it, and `share` the same as a share of
-    the step. `seconds_last` is how much shorter it would be if all other causes were removed
-    already: more than `seconds` if another cause hides this one. `ranks` are the ranks that cause
-    it; empty if all do. `advice` lists what to try, the most promising first.
-    """
-
-    kind: str
-    seconds: float
-    share: float
-    seconds_last: float
-    ranks: tuple[int, ...]
-    message: str
-    advice: tuple[str, ...]
-
-    @property
-    def cost(self) -> float:
-        """The larger one of `seconds` and `seconds_last`."""
-        return max(self.seconds, self.seconds_last)
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis:
-    """Where the time of a step went; `print` it, or show it at the end of a notebook's cell.
-
-    `seconds[rank]` are the seconds per step of each kind of time; they add up to the rank's step.
-    `causes` are sorted by the seconds that a step would save without them. `verdict` is the kind
-    of the first one, if it stands out, or "compute-bound", "waiting in turn" or "unmarked".
-    `steps` is the number of steps that count, 0 if none were found; the first and the slowest are
-    left out if there are enough.
-    """
-
-    verdict: str
-    message: str
-    advice: tuple[str, ...]
-    causes: tuple[Cause, ...]
-    seconds: dict[int, dict[str, float]]
-    world_size: int
-    steps: int
-    steps_left_out: int
-    step_seconds: float
-    notes: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return "\n".join(_lines(self))
-
-    def as_json(self) -> str:
-        """Return one JSON object; keys name their units, and times are seconds per step."""
-        content = {"format": FORMAT, **asdict(self)}
-        content["ranks"] = [
-            {"rank": rank, **{f"{kind.replace(' ', '_')}_seconds": each[kind] for kind in each}}
-            for rank, each in content.pop("seconds").items()
-        ]
-        return json.dumps(content, indent=2)
 
 
 def diagnose(trace: Trace) -> Diagnosis:
@@ -232,7 +176,7 @@ class _Patient:
                 or cause.seconds_last > STANDS_OUT * self.step
             ),
             {
-                rank: dict(zip(_NAMES, map(float, mean), strict=True))
+                rank: dict(zip(NAMES, map(float, mean), strict=True))
                 for rank, mean in zip(self.there, self.mean, strict=True)
             },
             self.trace.world_size, len(self.usual) if self.marker else 0, self.left_out,
@@ -250,7 +194,7 @@ class _Patient:
         share = self.mean.mean(axis=0) / self.step
         if in_turn >= IN_TURN * self.step:
             message = (
-                f"The ranks wait {_ms(in_turn)} per step for each other, but none has more work "
+                f"The ranks wait {secs(in_turn)} per step for each other, but none has more work "
                 "than the others: they are late by turns, or work one after the other."
             )
             return "waiting in turn", message, (
@@ -259,7 +203,7 @@ class _Patient:
             )  # fmt: skip
         if share[OTHER] >= UNMARKED:
             message = (
-                f"{_share(share[OTHER])} of a step is in no span or operator: it is Python code, "
+                f"{percent(share[OTHER])} of a step is in no span or operator: it is Python code, "
                 "or something else that this trace does not show."
             )
             return "unmarked", message, (
@@ -267,8 +211,8 @@ class _Patient:
                 '"optimizer"; in a profiler\'s trace with torch.profiler.record_function.',
             )  # fmt: skip
         message = (
-            f"The ranks compute in {_share(share[COMPUTING])} of a step. Removing any other cause "
-            f"would save less than {_share(STANDS_OUT)} of it."
+            f"The ranks compute in {percent(share[COMPUTING])} of a step. Removing any other "
+            f"cause would save less than {percent(STANDS_OUT)} of it."
         )
         return "compute-bound", message, (
             "Compute faster: 16-bit precision, torch.compile, fused kernels, larger matrices.",
@@ -295,15 +239,15 @@ class _Patient:
         mine, usual = self.mean[slow].mean(axis=0), np.delete(self.mean, slow, axis=0).mean(axis=0)
         reason = max(OWN, key=lambda kind: float(mine[kind] - usual[kind]))
         ranks = tuple(self.there[number] for number in slow)
-        rank, s = _list(ranks), "s" * (len(ranks) == 1)
-        took = f"{_ms(mine[reason])} per step"
+        rank, s = listed(ranks), "s" * (len(ranks) == 1)
+        took = f"{secs(mine[reason])} per step"
         doing = {
             COMPUTING: f"compute{s} {took}",
             OTHER: f"spend{s} {took} in code that no span or operator shows",
             LAUNCH: f"leave{s} the GPU without kernels for {took}",
         }[reason]
         message = (
-            f"{_ranks(ranks)} {doing}, the other ranks {_ms(usual[reason], mine[reason])}. "
+            f"{named(ranks)} {doing}, the other ranks {secs(usual[reason], mine[reason])}. "
             + self._waiting_for(*ranks)
         )
         advice = {
@@ -335,14 +279,14 @@ class _Patient:
             "instead of many small ones.",
         )
         if not ranks or len(ranks) == len(waits):
-            return (), f"A rank waits {_ms(waits.mean())} per step for its next batch.", general
+            return (), f"A rank waits {secs(waits.mean())} per step for its next batch.", general
         rest, longest = np.delete(waits, slow).mean(), waits[slow].mean()
         message = (
-            f"{_ranks(ranks)} wait{'s' * (len(ranks) == 1)} {_ms(longest)} per step for the "
-            f"next batch, the other ranks {_ms(rest, longest)}. " + self._waiting_for(*ranks)
+            f"{named(ranks)} wait{'s' * (len(ranks) == 1)} {secs(longest)} per step for the "
+            f"next batch, the other ranks {secs(rest, longest)}. " + self._waiting_for(*ranks)
         )
         return ranks, message, (
-            f"Compare what rank {_list(ranks)} reads with the other ranks: its disk or network, "
+            f"Compare what rank {listed(ranks)} reads with the other ranks: its disk or network, "
             "the number and size of its files, the cores of its DataLoader's workers.",
             *general,
         )  # fmt: skip
@@ -351,8 +295,8 @@ class _Patient:
         gaps, uses = float(self.mean[:, LAUNCH].mean()), self.uses
         count = sum(use.gaps for use in uses) / len(uses)
         message = (
-            f"A GPU has no kernel to run for {_ms(gaps)} per step, in {_count(count)} gaps of "
-            f"{_ms(gaps / max(1.0, count))}, while its CPU runs Python and launches kernels."
+            f"A GPU has no kernel to run for {secs(gaps)} per step, in {digits(count)} gaps of "
+            f"{secs(gaps / max(1.0, count))}, while its CPU runs Python and launches kernels."
         )
         fewer = (
             "Launch fewer, longer kernels: larger batches, torch.compile, CUDA graphs "
@@ -379,9 +323,9 @@ class _Patient:
         rows = rows[np.array([columns.names[number] == name for number in columns.name[rows]],
                              dtype=bool)]  # fmt: skip
         calls, size = len(rows) / ranks / steps, float(columns.bytes[rows].sum()) / ranks / steps
-        carried = f", {_bytes(size)} together" if size else ""  # a profiler may not know it
-        where = f"{name} ({_count(calls)} per step{carried})"
-        waits = _ms(float(self.mean[:, EXPOSED].mean()))
+        carried = f", {as_bytes(size)} together" if size else ""  # a profiler may not know it
+        where = f"{name} ({digits(calls)} per step{carried})"
+        waits = secs(float(self.mean[:, EXPOSED].mean()))
         if self.missing:
             message = (
                 f"A rank waits {waits} per step, mostly in {where}, for a late rank or for "
@@ -406,7 +350,7 @@ class _Patient:
                 "are there, and wait before the optimizer step."
             )
         if calls > 8 and size / calls < _SMALL:
-            each = f" ({_bytes(size / calls)} each now)" if size else ""
+            each = f" ({as_bytes(size / calls)} each now)" if size else ""
             advice.append(
                 f"Send fewer, larger messages{each}: a larger bucket_cap_mb in DDP, or one flat "
                 "tensor."
@@ -439,13 +383,13 @@ class _Patient:
             return ""
         name = max(seconds, key=lambda each: seconds[each])
         whom = "it" if len(ranks) == 1 else "them"
-        return f"The others wait {_ms(total)} for {whom}, mostly in {name}."
+        return f"The others wait {secs(total)} for {whom}, mostly in {name}."
 
     def _notes(self) -> Iterator[str]:
         trace = self.trace
         if self.missing:
             yield (
-                f"The trace has {_ranks(self.there).lower()} of {trace.world_size}. Without the "
+                f"The trace has {named(self.there).lower()} of {trace.world_size}. Without the "
                 "other ranks, waiting for a late rank and communication cannot be told apart: "
                 "both count as communication. Give the files of all ranks."
             )
@@ -454,7 +398,7 @@ class _Patient:
         if trace.dropped:
             yield f"{trace.dropped} events are missing: the recorder's limit was reached."
         if self.lengths.max() > 2 * self.step:
-            yield f"Steps differ: the slowest one took {_ms(self.lengths.max())}."
+            yield f"Steps differ: the slowest one took {secs(self.lengths.max())}."
         if not self.marker:
             yield (
                 "No steps were found, so times are those of the whole trace. Mark steps with "
@@ -512,128 +456,3 @@ def _marker(name: str) -> str:
     if name.startswith("Optimizer.step"):
         return "optimizer"
     return "input" if is_input(name) else name
-
-
-# Text -------------------------------------------------------------------------------------------
-
-
-def _lines(diagnosis: Diagnosis) -> Iterator[str]:
-    step = diagnosis.step_seconds
-    ranks = f"{diagnosis.world_size} rank{'s' * (diagnosis.world_size > 1)}"
-    if diagnosis.steps:
-        counted = f"{diagnosis.steps} step{'s' * (diagnosis.steps > 1)} of {_ms(step)}"
-        without = ["", " (without the first)", " (without the first and the slowest)"]
-        left_out = without[diagnosis.steps_left_out]
-        yield f"{ranks}, {counted}{left_out}. Where a step went, in {_table_unit(step)[0]}:"
-    else:
-        yield f"{ranks}, {_ms(step)}. Where the time went, in {_table_unit(step)[0]}:"
-    yield ""
-    yield from _table(diagnosis)
-    yield ""
-    for note in diagnosis.notes:
-        yield from _wrapped(f"Note: {note}", "      ")
-    if diagnosis.notes:
-        yield ""
-    found = [cause for cause in diagnosis.causes if cause.kind == diagnosis.verdict]
-    for cause in found:
-        yield from _cause_lines("Likely cause", cause, step)
-    if not found:
-        yield from _wrapped(f"Result: {diagnosis.verdict}. {diagnosis.message}")
-        yield from _tries(diagnosis.advice)
-    for cause in diagnosis.causes:
-        if cause not in found:
-            yield from _cause_lines("Also", cause, step)
-
-
-def _cause_lines(title: str, cause: Cause, step: float) -> Iterator[str]:
-    yield from _wrapped(f"{title}: {cause.kind}. {cause.message}")
-    saves = f"Without it, a step would be {_ms(cause.seconds)} ({_share(cause.share)}) shorter"
-    if cause.seconds_last > 1.5 * cause.seconds + 0.02 * step:
-        saves += f"; {_ms(cause.seconds_last)} if the other causes were gone too"
-    yield from _wrapped(f"  {saves}.")
-    yield from _tries(cause.advice)
-
-
-def _tries(advice: Sequence[str]) -> Iterator[str]:
-    for each in advice:
-        yield from _wrapped(f"  try: {each}", "       ")
-
-
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _table(diagnosis: Diagnosis) -> Iterator[str]:
-    shown = [
-        kind for kind in (_NAMES[number] for number in _ORDER)
-        if kind != "launch gaps" or any(each[kind] for each in diagnosis.seconds.values())
-    ]  # fmt: skip
-    _, factor = _table_unit(diagnosis.step_seconds)
-    yield " " * 9 + "".join(f"{kind:>{len(kind) + 3}}" for kind in shown)
-    for rank, each in diagnosis.seconds.items():
-        yield _row(f"rank {rank}", shown, each, factor)
-    total = {kind: np.mean([each[kind] for each in diagnosis.seconds.values()]) for kind in shown}
-    if len(diagnosis.seconds) > 1:
-        yield _row("mean", shown, total, factor)
-    shares = {kind: total[kind] / diagnosis.step_seconds * 100 for kind in shown}
-    yield _row("share", shown, shares, 1, " %")
-    yield ""
-    yield "waiting: another rank has not arrived yet. communication: all ranks have arrived, and"
-    yield "this one computes nothing until the operation ends. input: waits for the next batch."
-
-
-def _row(
-    head: str, kinds: Sequence[str], values: dict[str, Any], factor: float, unit: str = ""
-) -> str:
-    cells = ""
-    for kind in kinds:
-        number = values[kind] * factor
-        text = f"{number:.0f}{unit}" if unit else f"{number:.1f}"
-        cells += f"{text:>{len(kind) + 3}}"
-    return f"{head:<9}{cells}"
-
-
-def _unit(seconds: float) -> tuple[str, float]:
-    for unit, factor in (("s", 1.0), ("ms", 1e3)):
-        if seconds * factor >= 1:
-            return unit, factor
-    return "µs", 1e6
-
-
-def _table_unit(seconds: float) -> tuple[str, float]:
-    """A unit in which one decimal is enough for the parts of a step."""
-    return _unit(seconds / 10)
-
-
-def _ms(seconds: float, beside: float = 0.0) -> str:
-    """The seconds in a unit that suits them, or else the larger value `beside` them."""
-    unit, factor = _unit(beside or seconds) if seconds else ("ms", 1e3)
-    number = round(seconds * factor, 3)
-    return f"{number:.3g} {unit}" if number < 999.5 else f"{seconds:.0f} s"
-
-
-def _share(share: float) -> str:
-    return f"{share * 100:.0f} %"
-
-
-def _bytes(count: float) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:.0f} B"
-
-
-def _count(number: float) -> str:
-    return f"{number:.0f}" if abs(number - round(number)) < 0.05 else f"{number:.1f}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"Rank{'s' * (len(ranks) > 1)} {_list(ranks)}"
-
-
-def _list(ranks: Sequence[int]) -> str:
-    if len(ranks) < 2:
-        return "".join(map(str, ranks))
-    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
