@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from dtlab.cli import main
-from dtlab.grading.classroom import on_ray
+from dtlab.ranks.ray.cluster import short_folder
 from tests.a_class import NAME, Class, keep_path, without_seconds
 
 with_ray = [
@@ -127,7 +127,7 @@ class TestWithRay:
     def test_a_cluster_that_is_running_is_taken_and_left_running(
         self, group: Class, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder = on_ray._short_folder()
+        folder = short_folder()
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -169,17 +169,3 @@ def test_without_ray_it_says_what_to_install(
     error = capsys.readouterr().err
     assert "--engine ray needs Ray, which is not installed here." in error
     assert "pip install 'dtlab[ray]'" in error
-
-
-def test_folders_of_clusters_that_were_killed_are_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(on_ray.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(on_ray, "LONGEST", 500)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    (tmp_path / f"ray-{ended.pid}-abc").mkdir()
-    (tmp_path / "ray-of-light").mkdir()
-    ours = Path(on_ray._short_folder())
-    again = Path(on_ray._short_folder())
-    assert {path.name for path in tmp_path.iterdir()} == {ours.name, again.name, "ray-of-light"}
