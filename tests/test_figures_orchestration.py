@@ -155,7 +155,7 @@ def test_a_timeline_names_the_lanes_of_ray_and_does_not_count_copies_as_computin
     figure = timeline(Trace.from_ray(RAYS))
     assert {"driver", "worker 1", "worker 2", "task"} <= set(texts(figure))
     assert "rank" not in figure.alt_text
-    assert "Driver: nothing. Worker 1: 5.20 ms compute." in figure.alt_text
+    assert "Driver: 1.60 ms communication. Worker 1: 5.20 ms compute." in figure.alt_text
     assert 'title="worker 1: Model.step' in figure.to_html()
     explorer = replay(Trace.from_ray(RAYS))
     assert "worker 2: finished" in explorer.widget.children[-1].value
