@@ -16,29 +16,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.dtlab-installed
-NO_NEWS := $(VENV)/share/jupyter/lab/settings/overrides.json
-LEARNERS := $(VENV)/share/dtlab/labconfig/page_config.json
 TORCH ?= torch==2.13.0
 PORT ?= 8888
 WORKERS ?= 2
 COURSE ?= $(CURDIR)
-FIRST := my/notebooks/00_one_gpu_is_not_enough.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where each compiled dtlab anew they took a tenth longer.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: lab check test proof bench mutants grading notebooks exercises clean
 
-# Its terminals shall find dtlab on this PATH: left to itself, a server whose output is not a
-# terminal opens login shells, and those may set another.
-lab: $(READY) $(NO_NEWS) $(LEARNERS)
-	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab start 00
-	JUPYTER_CONFIG_PATH="$(CURDIR)/$(VENV)/share/dtlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
-	  $(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
-	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	  --ServerApp.terminado_settings=shell_command="$${SHELL:-/bin/sh}" \
-	  --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) \
-	  $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser) $(LAB_OPTIONS)
+lab: $(READY)
+	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab lab --port $(PORT) $(if $(LAB_OPTIONS),-- $(LAB_OPTIONS))
 
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
@@ -84,16 +73,3 @@ $(READY): pyproject.toml
 	elif ! command -v nvidia-smi >/dev/null 2>&1; then $(BIN)/pip install -q "$(TORCH)"; fi
 	$(BIN)/pip install -q -e ".[dev]"
 	@touch $(READY)
-
-# JupyterLab asks every newcomer whether to fetch news of Jupyter. This is its file for defaults,
-# and makes the default no; whoever wants news says so under Settings, Notifications. A file that
-# is there already is left alone.
-$(NO_NEWS): | $(READY)
-	@mkdir -p $(@D)
-	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > $@
-
-# Settings for learners' JupyterLab alone: without nbgrader's panel Create Assignment. An
-# instructor's `jupyter lab` in a course folder has it.
-$(LEARNERS): | $(READY)
-	@mkdir -p $(@D)
-	@echo '{"disabledExtensions": {"@jupyter/nbgrader:create-assignment": true}}' > $@
