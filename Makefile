@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: lab check test proof bench mutants grading notebooks exercises clean
 
 lab: $(READY)
-	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab lab --port $(PORT) $(if $(LAB_OPTIONS),-- $(LAB_OPTIONS))
+	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab lab --port $(PORT) $(LAB_OPTIONS)
 
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 

@@ -36,12 +36,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "lab",
         help="open JupyterLab on a unit",
         description="Copies a unit into my/, as dtlab start does, and opens JupyterLab on its "
-        "lesson. Ctrl-C stops it. JupyterLab listens on this machine only.",
+        "lesson. Ctrl-C stops it. JupyterLab listens on this machine only, and gets all options "
+        "that are not listed below.",
     )
     lab.add_argument("unit", nargs="?", default="00", help='number of the unit ("00")')
     lab.add_argument("--port", type=int, default=8888, help="0 takes any free port (8888)")
-    lab.add_argument("options", nargs="*", metavar="-- OPTION", help="options for JupyterLab")
-    lab.set_defaults(run=_lab)
+    lab.set_defaults(run=_lab, others=[])
 
     progress = commands.add_parser(
         "progress",
@@ -80,7 +80,7 @@ def _start(options: argparse.Namespace) -> None:
         print(f"Begin with {course.shown(course.own(first))}{ending}")
 
 
-# Settings for learners' JupyterLab alone: it does not ask whether to fetch news of Jupyter, and has
+# Settings for a learner's JupyterLab: it does not ask whether to fetch news of Jupyter, and has
 # no panel Create Assignment. An instructor's `jupyter lab` is not changed.
 _JUPYTER_SETTINGS = Path(__file__).parent
 
@@ -117,7 +117,7 @@ def _lab(options: argparse.Namespace) -> None:
     )
     words += [] if has_screen else ["--no-browser"]
     words += ["--allow-root"] if hasattr(os, "getuid") and os.getuid() == 0 else []
-    command = [sys.executable, "-m", "jupyterlab", *words, *options.options]
+    command = [sys.executable, "-m", "jupyterlab", *words, *options.others]
     os.execve(sys.executable, command, environment)
 
 
