@@ -6,6 +6,8 @@
 # make grading     of that, the hostile submissions alone; and grading against plain nbgrader
 # make bench    speed, as ratios against PyTorch's own in the same run
 # make notebooks   normalise all notebooks, and generate exercises/ from solutions/ again
+# make wheel    build the package that learners install, into dist/
+# make site     run all lessons, and build the site from them and from docs/, into build/site
 # make clean    remove .venv and what tools left behind
 #
 # WORKERS=1               files of tests that run at a time (2)
@@ -24,7 +26,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where each compiled dtlab anew they took a tenth longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab check test proof bench mutants grading notebooks exercises clean
+.PHONY: lab check test proof bench mutants grading notebooks exercises wheel site clean
 
 lab: $(READY)
 	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab lab --port $(PORT) $(LAB_OPTIONS)
@@ -58,6 +60,19 @@ notebooks: $(READY)
 	$(BIN)/python -m dtlab release
 
 exercises: notebooks
+
+wheel: $(READY)
+	$(BIN)/python -m build -q -o dist
+
+# The pages of the site, as Sphinx reads them: docs/site/ is at the root, with all else beside it.
+PAGES := build/site-source
+site: $(READY)
+	$(BIN)/pip install -q -e ".[dev,site]"
+	rm -rf $(PAGES) && mkdir -p $(PAGES)/docs
+	cp -r docs/site/. README.md notebooks exercises $(PAGES)
+	cp docs/*.md docs/*.png $(PAGES)/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html -d build/site-cache $(PAGES) build/site
+	@echo "The site is in build/site: open build/site/index.html."
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .proof gradebook.db
