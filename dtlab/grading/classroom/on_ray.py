@@ -16,15 +16,13 @@ from concurrent.futures import Future
 from importlib.metadata import version
 from typing import Any
 
-from dtlab.errors import DtlabError
 from dtlab.grading.classroom.server import JudgesServer, Progress, carry_out_surely
 from dtlab.grading.classroom.tasks import Done, Task
-from dtlab.ranks.ray import connected
+from dtlab.ranks.ray.cluster import connected, demand_our_version
 from dtlab.ranks.system import usable_cpus
 
 __all__ = ["Judge", "RayEngine"]
 
-START_LIMIT = 120.0  # seconds for the first judge to start: it imports torch
 END_LIMIT = 3.0  # seconds for judges to end their tasks
 NEEDED_BY = (
     "--engine ray needs Ray, which is not installed here. On one machine, --jobs does the same "
@@ -72,7 +70,7 @@ class RayEngine:
             self._judges = [actor.options(max_concurrency=2).remote() for _ in range(self.room)]
             self._undo.callback(self._stop_judges)
             self._busy = dict.fromkeys(self._judges, 0)
-            self._demand_our_version()
+            demand_our_version(self._ray, self._judges)
         except BaseException:
             self.close()
             raise
@@ -95,21 +93,3 @@ class RayEngine:
         with contextlib.suppress(Exception):  # a node may be gone
             ended = [judge.stop.remote() for judge in self._judges]
             self._ray.wait(ended, num_returns=len(ended), timeout=END_LIMIT)
-
-    def _demand_our_version(self) -> None:
-        ours = version("dtlab")
-        try:
-            versions = self._ray.get(
-                [judge.version.remote() for judge in self._judges], timeout=START_LIMIT
-            )
-        except self._ray.exceptions.RayError as error:
-            raise DtlabError(
-                f"no judge started on the Ray cluster. Every node needs dtlab {ours}, installed "
-                f"as on this machine. Ray says: {error}"
-            ) from error
-        others = sorted({*versions} - {ours})
-        if others:
-            raise DtlabError(
-                f"the Ray cluster has dtlab {', '.join(others)}, and this machine {ours}, so "
-                "points would depend on the machine. Install the same version everywhere."
-            )

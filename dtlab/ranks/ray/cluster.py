@@ -22,8 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextvars import copy_context
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,11 @@ import psutil
 from dtlab.errors import DtlabError
 from dtlab.ranks import notices
 
-__all__ = ["LocalRay", "connected", "imported", "local_ray", "running_cluster"]
+__all__ = ["LocalRay", "connected", "demand_our_version", "local_ray", "running_cluster"]
 
 QUIET = {"log_to_driver": False, "logging_level": "error"}
 STORE = 10**9  # bytes of the object store of a private cluster
+START_LIMIT = 120.0  # seconds for the first actor to start: it may import torch
 LONGEST = 42  # most characters of the folder of a cluster: Ray puts sockets into it
 ANSWER_LIMIT = 1.0  # seconds for a cluster to accept a connection
 TOKEN = secrets.token_hex(32)  # for the private clusters of this process
@@ -45,6 +48,7 @@ PRIVATE = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": TOKEN,
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_free_objects_period_milliseconds": "0",  # the store frees an object at once
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else every start prints a FutureWarning
 }
 # Waits until the end of the process that holds the other end of its stdin. Ray's processes may
@@ -80,7 +84,7 @@ class LocalRay:
         Raises:
             DtlabError: Ray is not installed, does not start, or the cluster does not answer.
         """
-        ray = imported()
+        ray = _imported()
         if not ray.is_initialized():
             self._undo.close()  # Ray was shut down by other code
             self._undo.enter_context(connected(num_cpus))
@@ -106,7 +110,7 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
     """
     with contextlib.ExitStack() as undo:
         running = running_cluster()
-        ray = imported(needed_by)
+        ray = _imported(needed_by)
         if running is None:
             undo.enter_context(_private(ray))
             folder = undo.enter_context(_folder())
@@ -164,7 +168,7 @@ def _started_here() -> str | None:
     return address
 
 
-def imported(needed_by: str = "") -> Any:
+def _imported(needed_by: str = "") -> Any:
     """The module `ray`. Raises DtlabError if it is not installed."""
     try:
         import ray
@@ -193,6 +197,30 @@ def _read_environment(ray: Any) -> None:
     ray._raylet.Config.initialize("")
     with contextlib.suppress(AttributeError):  # versions that know no tokens
         ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def demand_our_version(ray: Any, actors: Sequence[Any]) -> None:
+    """Raises DtlabError unless all `actors` start, and their `version` is that of this machine."""
+    ours = version("dtlab")
+    asked = [actor.version.remote() for actor in actors]
+    try:
+        deadline = time.monotonic() + START_LIMIT
+        while ray.wait(asked, num_returns=len(asked), timeout=notices.PATIENCE)[1]:
+            notices.tick()
+            if time.monotonic() > deadline:
+                break
+        versions = ray.get(asked, timeout=0)
+    except ray.exceptions.RayError as error:
+        raise DtlabError(
+            f"no process of dtlab started on the Ray cluster. Every node needs dtlab {ours}, "
+            f"installed as on this machine. Ray says: {error}"
+        ) from error
+    others = sorted({*versions} - {ours})
+    if others:
+        raise DtlabError(
+            f"the Ray cluster has dtlab {', '.join(others)}, and this machine {ours}, so results "
+            "would depend on the machine. Install the same version everywhere."
+        )
 
 
 def _for_workers() -> dict[str, str]:
