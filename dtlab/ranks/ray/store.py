@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 from dtlab.errors import DtlabError
-from dtlab.ranks.ray.cluster import imported
 
 __all__ = ["StoreCounters", "store_counters"]
 
@@ -28,8 +28,8 @@ def store_counters() -> StoreCounters:
     Values below about 100 kB travel inside messages, so they are not counted. A copy on a second
     node is an object there. Raises: DtlabError if Ray is not running.
     """
-    ray = imported()
-    if not ray.is_initialized():
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
         raise DtlabError("Ray is not running. Start it: from dtlab.ranks.ray import local_ray")
     from ray._private.internal_api import node_stats
 
