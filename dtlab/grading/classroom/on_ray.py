@@ -18,6 +18,7 @@ from typing import Any
 
 from dtlab.grading.classroom.server import JudgesServer, Progress, carry_out_surely
 from dtlab.grading.classroom.tasks import Done, Task
+from dtlab.ranks.notices import no_notices
 from dtlab.ranks.ray.cluster import connected, demand_our_version
 from dtlab.ranks.system import usable_cpus
 
@@ -62,7 +63,8 @@ class RayEngine:
         self._undo = contextlib.ExitStack()  # cleanup for `close`, in reverse order
         try:
             cores = jobs or max(1, int(usable_cpus()))
-            self._ray = self._undo.enter_context(connected(cores, NEEDED_BY))
+            with no_notices():
+                self._ray = self._undo.enter_context(connected(cores, NEEDED_BY))
             cores = int(self._ray.cluster_resources().get("CPU", 1))
             self.room = max(1, min(jobs or cores, cores))
             actor = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(Judge)

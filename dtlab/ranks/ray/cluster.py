@@ -53,7 +53,7 @@ PRIVATE = {
 }
 # Waits until the end of the process that holds the other end of its stdin. Ray's processes may
 # still write while they end.
-CARETAKER = 'cat > /dev/null; for i in 1 2 3 4 5 6; do rm -rf "$0" && sleep 1; done'
+CARETAKER = 'cat > /dev/null; for i in 1 2 3; do rm -rf "$0" && sleep 1; done'
 
 
 class LocalRay:

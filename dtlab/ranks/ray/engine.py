@@ -71,6 +71,7 @@ class RayConversation(client.Conversation):
                     printed, over = self._get(ray, agent.news.remote(name))
                     for rank, stream, data in printed:
                         self.output.feed(rank, stream, data)
+                    self.show_progress()
                 collected = ray.get(result)
         except KeyboardInterrupt:
             _end(ray, agent, name, result)
