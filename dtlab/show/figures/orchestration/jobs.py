@@ -177,8 +177,9 @@ def _draw_cell(
     axes.add_patch(Rectangle(corner, _CELL, _TALL, facecolor=fill, edgecolor="#FFFFFF",
                              linewidth=1.2, gid="cell"))  # fmt: skip
     if hatch:
-        axes.add_patch(Rectangle(corner, _CELL, _TALL, fill=False, edgecolor=edge(fill), hatch=hatch,
-                                 linewidth=0, alpha=0.25, gid="diverged"))  # fmt: skip
+        box = Rectangle(corner, _CELL, _TALL, fill=False, hatch=hatch, linewidth=0)
+        box.set(edgecolor=edge(fill), alpha=0.25, gid="diverged")
+        axes.add_patch(box)
     if number is not None:
         ink = "#FFFFFF" if is_dark(fill) else INK
         axes.text(corner[0] + _CELL / 2, corner[1] + _TALL / 2, words, **centred(9, ink))

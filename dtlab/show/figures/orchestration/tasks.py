@@ -80,8 +80,9 @@ def object_store(size: float = 25e6, *, title: str | None = None) -> Figure:
         axes.text(left, 0.28, words, fontsize=8.5, color=INK, va="center")
         told.append(f"{name}, {code.replace(';  ', '; ')}: {words}")
     figure.alt_text = (
-        f"{heading} The driver gets a reference (a future) to each result at once. In "
-        f"each of three panels a driver, the object store of its node, and four workers that read the object in place. {'. '.join(told)}."
+        f"{heading} The driver gets a reference (a future) to each result at once. In each of "
+        "three panels: a driver, the object store of each node, and four workers that read the "
+        f"object in place. {'. '.join(told)}."
     )
     return figure
 
