@@ -37,12 +37,19 @@ def start_serve() -> Any:
 
 
 def stop_serve() -> None:
-    """End all services, and Serve."""
-    from ray import serve
+    """End all services. The end of the cluster ends Serve's controller.
 
-    for name in serve.status().applications:
-        serve.delete(name)
-    serve.shutdown()
+    `serve.shutdown` would end it at once, and Ray would then print warnings that it is dead.
+    """
+    from ray import serve
+    from ray.serve.context import _get_global_client, _set_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        for name in serve.status().applications:
+            serve.delete(name)
+        client.shutdown_cached_handles()
+        _set_global_client(None)
 
 
 def load_test(
