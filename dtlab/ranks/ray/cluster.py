@@ -111,6 +111,8 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
     with contextlib.ExitStack() as undo:
         running = running_cluster()
         ray = _imported(needed_by)
+        # Otherwise, a call of Ray after the end would start a cluster that is not private.
+        ray._private.auto_init_hook.enable_auto_connect = False
         if running is None:
             undo.enter_context(_private(ray))
             folder = undo.enter_context(_folder())
