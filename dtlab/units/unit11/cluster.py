@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dtlab.parallel.job import JobSpec
 
 __all__ = ["GPU", "SPREAD", "Attempt", "Cluster", "Event", "Failure", "History", "Job", "Setting",
-           "Start", "good_makespan", "habit_makespan"]  # fmt: skip
+           "Start", "good_makespan", "habit_makespan", "longest", "planned_starts"]  # fmt: skip
 
 SPREAD: Final = 1.5  # times the minutes if the processes of a job are on several nodes
 _SIMULTANEOUS = ("finished", "checkpoint", "failed", "back", "submitted", "repeated")
@@ -313,7 +313,7 @@ class Cluster:
 
 def good_makespan(setting: Setting) -> float:
     """The minutes of a good schedule: the better one of two."""
-    return min(_planned(setting, _longest), _planned(setting, _largest))
+    return min(_planned(setting, longest), _planned(setting, _largest))
 
 
 def habit_makespan(setting: Setting, habit: str) -> float:
@@ -322,43 +322,44 @@ def habit_makespan(setting: Setting, habit: str) -> float:
     Of "good", the worse one of the good schedules.
     """
     if habit == "good":
-        return max(_planned(setting, _longest), _planned(setting, _largest))
+        return max(_planned(setting, longest), _planned(setting, _largest))
     if habit == "in order":
         return _planned(setting, lambda cluster, job: 0, passes=False)
     if habit == "spread":
-        return _planned(setting, _longest, packs=False)
+        return _planned(setting, longest, packs=False)
     return _planned(setting, lambda cluster, job: job.minutes)
 
 
-def _longest(cluster: Cluster, job: Job) -> float:
+Order = Callable[["Cluster", Job], float]
+
+
+def longest(cluster: Cluster, job: Job) -> float:
+    """Sorts the jobs with the most minutes left first."""
     return -(job.steps - cluster.saved[job.name]) * job.pace
 
 
 def _largest(cluster: Cluster, job: Job) -> float:
-    return job.processes * _longest(cluster, job)
+    return job.processes * longest(cluster, job)
 
 
-def _planned(
-    setting: Setting,
-    order: Callable[[Cluster, Job], float],
-    packs: bool = True,
-    passes: bool = True,
-) -> float:
-    """The minutes if jobs start in this order; `passes`: also if one before it has no room."""
-
-    def decide(_: Event) -> list[Start]:
-        free, starts = cluster.free(), []
-        for job in sorted(cluster.waiting, key=lambda job: order(cluster, job)):
-            gpus = _on_one_node(free, job.processes) if packs else free[: job.processes]
-            if len(gpus) == job.processes:
-                free = [gpu for gpu in free if gpu not in gpus]
-                starts.append(Start(job.name, gpus, cluster.saved[job.name]))
-            elif not passes:
-                break
-        return starts
-
-    cluster = Cluster(setting, decide)
+def _planned(setting: Setting, order: Order, packs: bool = True, passes: bool = True) -> float:
+    cluster = Cluster(setting, lambda _: planned_starts(cluster, order, packs, passes))
     return cluster.run().makespan
+
+
+def planned_starts(
+    cluster: Cluster, order: Order, packs: bool = True, passes: bool = True
+) -> list[Start]:
+    """The jobs that start now, in this order; with `passes` also if one before has no room."""
+    free, starts = cluster.free(), []
+    for job in sorted(cluster.waiting, key=lambda job: order(cluster, job)):
+        gpus = _on_one_node(free, job.processes) if packs else free[: job.processes]
+        if len(gpus) == job.processes:
+            free = [gpu for gpu in free if gpu not in gpus]
+            starts.append(Start(job.name, gpus, cluster.saved[job.name]))
+        elif not passes:
+            break
+    return starts
 
 
 def _on_one_node(free: Sequence[GPU], processes: int) -> list[GPU]:

@@ -32,6 +32,8 @@ from dtlab.units.unit11.cluster import (
     Start,
     good_makespan,
     habit_makespan,
+    longest,
+    planned_starts,
 )
 
 if TYPE_CHECKING:
@@ -76,9 +78,28 @@ def _one_job_each(seed: int) -> Setting:
 def _often(seed: int) -> Setting:
     """One node that fails again and again, so that one job is stopped three times."""
     draw = Random(seed)
-    jobs = (Job("a", 0, 2, "all_reduce", 40, 7, 1), Job("b", 3, 1, "all_reduce", 8, 3, 1))
-    minutes = (draw.randint(9, 12), draw.randint(30, 34), draw.randint(50, 53))
-    return Setting(1, 2, jobs, tuple(Failure("node0", m, m + 6) for m in minutes))
+    jobs = (Job("a", 0, 2, "all_reduce", 40, 3, 1), Job("b", 3, 1, "all_reduce", 8, 3, 1))
+    for _ in range(500):
+        minutes = (draw.randint(9, 12), draw.randint(30, 34), draw.randint(50, 53))
+        failures = tuple(Failure("node0", minute, minute + 6) for minute in minutes)
+        setting = Setting(1, 2, jobs, failures, draw.randint(0, 999))
+        if _repeats_an_old_checkpoint(setting):
+            return setting
+    raise AssertionError("no draw repeats the message about an old checkpoint")
+
+
+def _repeats_an_old_checkpoint(setting: Setting) -> bool:
+    """Whether it is a fault to take each message about a checkpoint for a new one."""
+    told = dict[str, int]()
+
+    def decide(event: Event) -> list[Start]:
+        if event.kind == "checkpoint":
+            told[event.job] = event.step
+        starts = planned_starts(cluster, longest)
+        return [start._replace(step=told.get(start.job, 0)) for start in starts]
+
+    cluster = Cluster(setting, decide)
+    return bool(cluster.run().faults)
 
 
 @lru_cache(maxsize=64)
@@ -127,7 +148,7 @@ def played(setting: Setting, orchestrator: Callable[[dict[str, int]], Any]) -> H
 
 
 def _starts(decisions: Any) -> list[Start]:
-    if not isinstance(decisions, list | tuple):
+    if not isinstance(decisions, list | tuple) or isinstance(decisions, Start):
         raise TypeError(f"decide returned {short(decisions)}. Return a list of Start; it may be "
                         "empty.")  # fmt: skip
     starts = []

@@ -78,10 +78,8 @@ def _draw(figure: Figure, axes: Axes, bar: JobBar, top: float) -> None:
     words = f"{bar.name}: minute {bar.begin:g} to {bar.end:g}"
     if bar.kept < bar.end:
         words += f", stopped by a failure; kept up to minute {bar.kept:g}"
-    inches = axes.get_position().width * figure.get_size_inches()[0]
-    if (bar.kept - bar.begin) * _MINUTE / axes.get_xlim()[1] * inches > 0.08 * len(
-        bar.name
-    ) + 0.03:
+    inches = axes.get_position().width * figure.get_size_inches()[0] / axes.get_xlim()[1]
+    if (bar.kept - bar.begin) * _MINUTE * inches > 0.08 * len(bar.name) + 0.03:
         middle = (bar.begin + bar.kept) / 2 * _MINUTE
         axes.text(middle, top - _LANE / 2, bar.name, **centred(7.5, INK), zorder=4)
     left, right = bar.begin * _MINUTE, bar.end * _MINUTE
