@@ -23,7 +23,7 @@ def resumable(model, images, labels, disk, steps, every):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    scaler = DynamicLossScaler(2.0**18, growth_interval=3)
+    scaler = DynamicLossScaler(2.0**16, growth_interval=3)
     samples = Samples(len(images), 8 * ranks, rank=rank, ranks=ranks)
     parts = {"model": model, "optimizer": optimizer, "schedule": schedule,
              "scaler": scaler, "samples": samples}  # fmt: skip

@@ -163,11 +163,11 @@ def _starts(decisions: Any) -> list[Start]:
 
 
 def told(setting: Setting, history: History) -> str:
-    """What a run shows, in lines: its faults, then the makespan beside that of a good schedule."""
-    lines = [message for _, message in history.faults] or ["nothing is wrong"]
-    good = good_makespan(setting)
-    return "\n".join([*lines, f"the last job finishes at minute {history.makespan:g}; with a good "
-                      f"schedule at minute {good:g}"])  # fmt: skip
+    """What is wrong with a run, in lines; or its makespan, beside that of a good schedule."""
+    if history.faults:
+        return "\n".join(message for _, message in history.faults)
+    good = f"with a good schedule at minute {good_makespan(setting):g}"
+    return f"every job finishes, the last one at minute {history.makespan:g}; {good}"
 
 
 def drawn(setting: Setting, history: History, title: str = "Jobs on the cluster") -> Figure:

@@ -57,7 +57,7 @@ def trained(
     rank, ranks = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-    scaler = DynamicLossScaler(2.0**18, growth_interval=3)
+    scaler = DynamicLossScaler(2.0**16, growth_interval=3)
     samples = Samples(len(images), 8 * ranks, rank=rank, ranks=ranks)
     every_part = dict(zip(PARTS, (model, optimizer, schedule, scaler, samples), strict=True))
     parts = {name: every_part[name] for name in saved}

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
+from dtlab.predict.units import counted
 from dtlab.show.drawing.style import COLOURS, INK, LANE, MUTED, SHEET, Figure, centred, edge
 from dtlab.show.drawing.time_axis import time_axes
 
@@ -125,7 +126,7 @@ def _alt_text(
     title: str, note: str, bars: Sequence[JobBar], down: Sequence[tuple[str, float, float]]
 ) -> str:
     jobs = [
-        f"{bar.name} on {len(bar.gpus)} GPUs from minute {bar.begin:g} to {bar.end:g}"
+        f"{bar.name} on {counted(len(bar.gpus), 'GPU')} from minute {bar.begin:g} to {bar.end:g}"
         + (" (stopped by a failure)" if bar.kept < bar.end else "")
         for bar in bars
     ]
