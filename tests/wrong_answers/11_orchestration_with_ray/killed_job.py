@@ -391,4 +391,44 @@ WRONG = {
     survives: {"newest": "", "torn": ""},
 }
 
-EQUIVALENT = {}
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_ORDER = "neither statement reads what the other one changes"
+_AGAIN = "the second time changes nothing"
+_ANY_ORDER = "the order does not matter"
+_PARTS = (
+    "parts = {'model': model, 'optimizer': optimizer, 'schedule': schedule, 'scaler': scaler, "
+    "'samples': samples}"
+)
+_SEED, _LOAD = "torch.manual_seed(100 + rank)", "part.load_state_dict(state[name])"
+_COMPLETE = "complete = [int(name) for name in disk.names() if name != 'partial']"
+_EACH = "for name, part in parts.items():"
+_RESTORE = "torch.set_rng_state(state['random'])"
+_AGREE = "dist.all_reduce(newest, dist.ReduceOp.MIN)"
+_NEXT, _ZERO = "batch = next(samples)", "optimizer.zero_grad()"
+_FORWARD = (
+    "with torch.autocast('cpu', torch.float16):; "
+    "loss = F.cross_entropy(replica(images[batch]), labels[batch])"
+)
+
+EQUIVALENT = {
+    f"{_PARTS}; {_SEED} -> {_SEED}; {_PARTS}": _ORDER,
+    f"{_SEED}; {_COMPLETE} -> {_COMPLETE}; {_SEED}": _ORDER,
+    f"{_COMPLETE} -> {_COMPLETE.replace('disk.names()', 'reversed(disk.names())')}": _ANY_ORDER,
+    f"{_SEED} -> {_SEED}; {_SEED}": _AGAIN,
+    f"{_AGREE} -> {_AGREE}; {_AGREE}": _AGAIN,
+    "if begin:; state = disk.load(str(begin)); ... -> replica = DataParallel(model); if begin:; "
+    "...": "parameters are loaded in place, and are those of step `begin` on all ranks",
+    f"{_EACH} -> for name, part in reversed(parts.items()):": _ANY_ORDER,
+    f"{_EACH}; {_LOAD}; {_RESTORE} -> {_RESTORE}; {_EACH}; {_LOAD}": _ORDER,
+    f"{_LOAD} -> {_LOAD}; {_LOAD}": _AGAIN,
+    f"{_LOAD} -> {_LOAD}; {_EACH}; {_LOAD}": _AGAIN,
+    f"{_RESTORE} -> {_RESTORE}; {_RESTORE}": _AGAIN,
+    f"{_NEXT}; {_ZERO} -> {_ZERO}; {_NEXT}": _ORDER,
+    f"{_ZERO}; {_FORWARD} -> {_FORWARD}; {_ZERO}": _ORDER,
+    f"{_ZERO} -> {_ZERO}; {_ZERO}": _AGAIN,
+    "scaler.update(); schedule.step() -> schedule.step(); scaler.update()": _ORDER,
+    "... part.state_dict() for name, part in parts.items()} -> "
+    "... part.state_dict() for name, part in reversed(parts.items())}": _ANY_ORDER,
+}
