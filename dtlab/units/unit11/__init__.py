@@ -3,4 +3,5 @@
 # The modules of its parts in course order, Level I first: each defines `PART`.
 PARTS = (
     "task_graph", "copies", "interval", "who_does_it",
+    "server", "sharded", "resumable",
 )  # fmt: skip
