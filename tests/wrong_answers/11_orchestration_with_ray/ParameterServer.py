@@ -425,3 +425,22 @@ WRONG = {
     AverageWorker: {"bounded": "has made only"},
     SynchronousAtTheBound: {"bounded": "still waits"},
 }
+
+ORDER = "nothing depends on this order"
+TWICE = "the second time changes nothing"
+EQUIVALENT = {
+    "self.pushes[worker] += 1 -> self.pushes[worker - 1] += 1": (
+        "the slowest is the slowest, whichever number it has"
+    ),
+    "self.pushes[worker] += 1; self.held.append(gradients) -> "
+    "self.held.append(gradients); self.pushes[worker] += 1": ORDER,
+    "if self.staleness is not None or len(self.held) == self.workers:; for name in "
+    "self.parameters:; ... -> self.changed.notify_all(); if self.staleness is not None "
+    "or len(self.held) == self.workers:; ...": "the calls that wait go on when the lock is free",
+    "for name in self.parameters: -> for name in reversed(self.parameters):": ORDER,
+    "total = sum((each[name] for each in self.held)) -> total = sum((each[name] for each "
+    "in reversed(self.held)))": ORDER,
+    "self.changed.notify_all() -> self.changed.notify_all(); self.changed.notify_all()": TWICE,
+    "...  ... -> ... step - min(self.pushes) <= bound); await "
+    "self.changed.wait_for(lambda: ...": TWICE,
+}

@@ -329,3 +329,41 @@ WRONG = {
     OnlyOneWorker: {"once": "on every worker"},
     OneNumberForAll: {"once": "a wrong number"},
 }
+
+ORDER = "nothing depends on this order"
+TWICE = "the second time changes nothing"
+EQUIVALENT = {
+    "loads, self.names = ([0] * servers, [[] for _ in range(servers)]) -> loads, "
+    "self.names = ([1] * servers, [[] for _ in range(servers)])": (
+        "only differences of loads count"
+    ),
+    "loads, self.names = ([0] * servers, [[] for _ in range(servers)]) -> loads, "
+    "self.names = ([-1] * servers, [[] for _ in range(servers)])": (
+        "only differences of loads count"
+    ),
+    "... ([0] * servers, [[] for _ in range(servers)]) -> ... ([0] * servers, [[] for _ "
+    "in reversed(range(servers))])": ORDER,
+    "loads[least] += parameters[name].nbytes; self.names[least].append(name) -> "
+    "self.names[least].append(name); loads[least] += parameters[name].nbytes": ORDER,
+    "loads[least] += parameters[name].nbytes -> loads[least] = loads[least] + "
+    "parameters[name].nbytes": "the same values",
+    "self.names[least].append(name) -> self.names[least - 1].append(name)": (
+        "the servers have other numbers"
+    ),
+    "loads[least] += parameters[name].nbytes -> loads[least] += parameters[name].nbytes; "
+    "loads[least] += parameters[name].nbytes": "all loads are doubled",
+    "self.names[least].append(name) -> self.names[least].append(name); "
+    "self.names[least].append(name)": "a name occurs once in a dict",
+    "... parameters[name] for name in names}) for names in self.names] -> ... "
+    "parameters[name] for name in reversed(names)}) for names in self.names]": ORDER,
+    "for shard in get([server.pull.remote(worker, step) for server in self.servers]): -> "
+    "for shard in reversed(get([server.pull.remote(worker, step) for server in "
+    "self.servers])):": ORDER,
+    "... get([server.pull.remote(worker, step) for server in self.servers]): -> ... "
+    "get([server.pull.remote(worker, step) for server in reversed(self.servers)]):": ORDER,
+    "parameters |= shard -> parameters |= shard; parameters |= shard": TWICE,
+    "parameters |= shard -> parameters = parameters | shard": "the same values",
+    "shard = {name: gradients[name] for name in names} -> shard = {name: gradients[name] "
+    "for name in reversed(names)}": ORDER,
+    "get(references) -> get(references); get(references)": TWICE,
+}

@@ -377,3 +377,34 @@ WRONG = {
     pointer_in_place: {"atomic": "The next run"},
     glob_finds_unfinished_files: {"atomic": "fails with"},
 }
+
+ORDER = "nothing depends on this order"
+TWICE = "the second time changes nothing"
+EQUIVALENT = {
+    "done = saved['done']; for name, part in parts.items():; "
+    "part.load_state_dict(saved[name]) -> for name, part in parts.items():; "
+    "part.load_state_dict(saved[name]); done = saved['done']": ORDER,
+    "for name, part in parts.items(): -> for name, part in reversed(parts.items()):": ORDER,
+    "for name, part in parts.items():; part.load_state_dict(saved[name]); "
+    "torch.set_rng_state(saved['torch']) -> torch.set_rng_state(saved['torch']); for "
+    "name, part in parts.items():; part.load_state_dict(saved[name])": ORDER,
+    "part.load_state_dict(saved[name]) -> part.load_state_dict(saved[name]); "
+    "part.load_state_dict(saved[name])": TWICE,
+    "part.load_state_dict(saved[name]) -> part.load_state_dict(saved[name]); for name, "
+    "part in parts.items():; part.load_state_dict(saved[name])": TWICE,
+    "torch.set_rng_state(saved['torch']); random.setstate(saved['python']) -> "
+    "random.setstate(saved['python']); torch.set_rng_state(saved['torch'])": ORDER,
+    "torch.set_rng_state(saved['torch']) -> torch.set_rng_state(saved['torch']); "
+    "torch.set_rng_state(saved['torch'])": TWICE,
+    "random.setstate(saved['python']) -> random.setstate(saved['python']); "
+    "random.setstate(saved['python'])": TWICE,
+    "run.train(next(run.samples)); done += 1 -> done += 1; run.train(next(run.samples))": ORDER,
+    "... part.state_dict() for name, part in parts.items()} -> ... part.state_dict() for "
+    "name, part in reversed(parts.items())}": ORDER,
+    "state |= {'torch': torch.get_rng_state(), ... -> state = state | {'torch': "
+    "torch.get_rng_state(), ...": "the same values",
+    "...  ... -> ... random.getstate(), 'done': done}; state |= {'torch': "
+    "torch.get_rng_state(), ...": TWICE,
+    "torch.save(state, folder / 'checkpoint.new') -> torch.save(state, folder / "
+    "'checkpoint.new'); torch.save(state, folder / 'checkpoint.new')": TWICE,
+}
