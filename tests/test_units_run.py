@@ -31,7 +31,7 @@ LEARNERS = ("ada", "b.ö@example.org", "20241234")  # beside whom the notebook n
 
 def lesson_of(unit: str) -> list[NotebookNode]:
     """The cells of a lesson or of its second notebook."""
-    return read(ROOT / "notebooks" / f"{unit}.ipynb").cells
+    return list(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
 
 
 LESSONS = [one for one in UNITS if "lesson" in files_of(one)]
