@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dtlab.cli import main
-from dtlab.grading.classroom import on_ray
+from dtlab.ranks.ray.cluster import short_folder
 from tests.a_class import NAME, Class, keep_path, without_seconds
+from tests.with_ray import SECONDS, Marked, needs_ray
 
-with_ray = [
-    pytest.mark.slow,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'dtlab[ray]'"),
-]
-HAD_RAY = (Path.home() / ".ray").exists()
 STUDENTS = ("ada", "bob", "cyd")
-SECONDS = 240.0  # that a run may take: a guard, a cluster alone starts in ten
 
 
 @pytest.fixture(scope="module")
@@ -51,48 +42,14 @@ def group(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     copy.end_processes()
 
 
-class Marked:
-    """A grading run whose processes can be told from others, wherever they end up."""
-
-    def __init__(self, group: Class, *words: str) -> None:
-        self.mark = f"DTLAB_TEST_{time.time_ns()}"
-        # A cluster's sockets have long names, and tests have a long temporary folder.
-        self.process = group.command("--engine", "ray", *words, env=os.environ | {self.mark: "1"})
-
-    def processes(self) -> Iterator[psutil.Process]:
-        for one in psutil.process_iter():
-            try:
-                if self.mark in one.environ():
-                    yield one
-            except psutil.Error:
-                pass
-
-    def folders(self) -> list[str]:
-        places = {Path("/tmp"), Path(os.environ["TMPDIR"])}
-        return [str(path) for place in places for path in place.glob(f"ray-{self.process.pid}-*")]
-
-    def demand_nothing_left(self) -> None:
-        assert not (Path.home() / ".ray").exists() or HAD_RAY
-        deadline = time.monotonic() + 60
-        while left := [*map(str, self.processes()), *self.folders()]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
-
-
-def listening(processes: Iterator[psutil.Process]) -> set[str]:
-    """Addresses on which somebody waits for connections."""
-    found = set()
-    for one in processes:
-        try:
-            connections = one.net_connections()
-        except psutil.Error:
-            continue
-        found |= {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN}
-    return found
+def graded(group: Class, *words: str) -> Marked:
+    """A grading run with Ray, whose processes are marked."""
+    # A cluster's sockets have long names, and tests have a long temporary folder.
+    return Marked(lambda env: group.command("--engine", "ray", *words, env=env))
 
 
 class TestWithRay:
-    pytestmark = with_ray
+    pytestmark = [*needs_ray, pytest.mark.proof]  # noqa: RUF012
 
     def test_it_gives_the_same_verdicts_as_this_machine(self, group: Class) -> None:
         """Also what leaves the machine is plain: the cluster is on loopback, and ends."""
@@ -100,11 +57,11 @@ class TestWithRay:
         assert here.communicate(timeout=SECONDS)[1] == ""
         local = {name: without_seconds(group.record(name)) for name in STUDENTS}
         shutil.rmtree(group.folder / "verdicts")
-        run = Marked(group, "--seed", "11", "--jobs", "2")
+        run = graded(group, "--seed", "11", "--jobs", "2")
         assert run.process.stdout is not None
         first = run.process.stdout.readline()
         assert len(run.folders()) == 1
-        assert listening(run.processes()) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        run.demand_loopback()
         out, error = run.process.communicate(timeout=SECONDS)
         assert (run.process.returncode, error) == (0, ""), first + out
         assert {name: without_seconds(group.record(name)) for name in STUDENTS} == local
@@ -114,7 +71,7 @@ class TestWithRay:
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
     def test_a_stop_ends_the_cluster_too(self, group: Class, number: signal.Signals) -> None:
-        run = Marked(group, "--jobs", "2")
+        run = graded(group, "--jobs", "2")
         assert run.process.stdout is not None
         run.process.stdout.readline()
         run.process.send_signal(number)
@@ -127,7 +84,7 @@ class TestWithRay:
     def test_a_cluster_that_is_running_is_taken_and_left_running(
         self, group: Class, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder = on_ray._short_folder()
+        folder = short_folder()
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -143,7 +100,7 @@ class TestWithRay:
         assert cluster.stdout is not None
         try:
             monkeypatch.setenv("RAY_ADDRESS", cluster.stdout.readline().strip())
-            run = Marked(group)
+            run = graded(group)
             assert run.process.stdout is not None
             first = run.process.stdout.readline()
             assert run.folders() == []
@@ -169,17 +126,3 @@ def test_without_ray_it_says_what_to_install(
     error = capsys.readouterr().err
     assert "--engine ray needs Ray, which is not installed here." in error
     assert "pip install 'dtlab[ray]'" in error
-
-
-def test_folders_of_clusters_that_were_killed_are_taken_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(on_ray.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(on_ray, "LONGEST", 500)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    (tmp_path / f"ray-{ended.pid}-abc").mkdir()
-    (tmp_path / "ray-of-light").mkdir()
-    ours = Path(on_ray._short_folder())
-    again = Path(on_ray._short_folder())
-    assert {path.name for path in tmp_path.iterdir()} == {ours.name, again.name, "ray-of-light"}

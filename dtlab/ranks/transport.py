@@ -69,6 +69,10 @@ class Packed:
         self.pickled = pickled
         self.buffers = list(buffers)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it with its buffers out of band, if the pickler can do so, as Ray's can."""
+        return Packed, (self.pickled, [pickle.PickleBuffer(buffer) for buffer in self.buffers])
+
     def load(self) -> Any:
         """Unpickle the object. Its tensors and arrays use the buffers as their memory."""
         return pickle.loads(self.pickled, buffers=self.buffers)

@@ -9,10 +9,13 @@ from typing import Any
 from dtlab.errors import LaunchError
 from dtlab.predict import Cluster
 from dtlab.ranks import system
-from dtlab.ranks.launch import client
+from dtlab.ranks.launch import client, inplace
 from dtlab.ranks.protocol import IN_RANK, MOST_SECONDS, Spec
 
-__all__ = ["allowed", "check", "check_timeout", "choose_backend", "spec_for", "surroundings"]
+__all__ = [
+    "allowed", "check", "check_for_ray", "check_timeout", "choose_backend", "spec_for",
+    "surroundings",
+]  # fmt: skip
 
 DEFAULT_WORLD_SIZE = 2
 MOST_RANKS = 256
@@ -37,6 +40,20 @@ def check(world_size: object, timeout: object, threads: object, memory: object) 
     check_timeout(timeout)
 
 
+def check_for_ray(backend: object) -> None:
+    """Raise LaunchError for what engine="ray" does not support."""
+    if backend not in (None, "gloo"):
+        raise LaunchError(
+            f"engine='ray' starts ranks that use gloo, not {backend!r}. For GPUs, use "
+            "engine='local' on a machine that has them."
+        )
+    if inplace.environment_is_set():
+        raise LaunchError(
+            "this process is a rank already (WORLD_SIZE is set, as by torchrun). Leave "
+            "engine='ray' out: the function then runs on these ranks."
+        )
+
+
 def check_timeout(timeout: object) -> None:
     """Raise LaunchError if `timeout` is neither None nor a number above 0."""
     if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
@@ -54,8 +71,12 @@ def spec_for(
     threads: int | None,
     memory_limit: int | None,
     cluster: Cluster | None,
+    engine: str = "local",
 ) -> Spec:
     """Return the `Spec` for the arguments of `launch`, and start the server.
+
+    With `engine="ray"`, no server is started here, and 0 threads mean that the node divides its
+    CPUs.
 
     Raises LaunchError if ranks cannot be started with these arguments.
     """
@@ -63,15 +84,17 @@ def spec_for(
         world_size, backend = _on_cluster(cluster, world_size, backend)
     if system.WINDOWS:
         raise LaunchError("dtlab needs Linux, macOS or WSL2. On Windows, use WSL2.")
-    client.SERVER.start()
+    on_ray = engine == "ray"
+    if not on_ray:
+        client.SERVER.start()
     world_size = DEFAULT_WORLD_SIZE if world_size is None else world_size
     return Spec(
         world_size=world_size,
-        backend=choose_backend(backend, world_size),
+        backend="gloo" if on_ray else choose_backend(backend, world_size),
         timeout=allowed(timeout),
         trace=trace,
         seed=seed,
-        threads=threads or max(1, int(system.usable_cpus() / world_size)),
+        threads=threads or (0 if on_ray else max(1, int(system.usable_cpus() / world_size))),
         memory_limit=memory_limit,
         cluster=cluster,
         **surroundings(),

@@ -67,6 +67,11 @@ class Server:
         with self._lock:
             self._start_if_needed()
 
+    def wait(self) -> None:
+        """Wait until the server can fork ranks. Raises LaunchError if it does not start."""
+        with self._lock:
+            self._wait_until_ready(self._start_if_needed())
+
     def include(self, *modules: str) -> None:
         """Import these modules in the server too; a server that runs without them is replaced."""
         with self._lock:
@@ -330,9 +335,7 @@ class Conversation:
         try:
             self._open(rank, tag, body, value)
         except Exception as error:  # noqa: BLE001  unpickling may run any code
-            reason = f"{type(error).__name__}: {error}"
-            text = f"returned something that cannot be unpickled here: {reason}"
-            self.collected.failures[rank] = RemoteFailure("result", text, [])
+            self.collected.failures[rank] = cannot_be_unpickled(error)
 
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
         collected = self.collected
@@ -367,3 +370,9 @@ class Conversation:
             os.close(reader)
         self.pipes.clear()
         self.output.finish()
+
+
+def cannot_be_unpickled(error: Exception) -> RemoteFailure:
+    """The failure of a rank whose results raise `error` when they are unpickled."""
+    text = f"returned something that cannot be unpickled here: {type(error).__name__}: {error}"
+    return RemoteFailure("result", text, [])

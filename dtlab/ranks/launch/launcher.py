@@ -114,7 +114,10 @@ def launch(
         memory_limit: bytes that each rank may allocate beyond those of a new rank.
         cluster: emulated cluster: every communication takes the time that its links would need,
             and LOCAL_RANK is the GPU's number in its node. Computation and data stay real.
-        engine: "local" runs the ranks as processes on this machine.
+        engine: "local" runs the ranks as processes on this machine, "ray" on a node of a Ray
+            cluster: that of RAY_ADDRESS, else one that is started on this machine and ends with
+            this process (see `dtlab.ranks.ray.local_ray`). All ranks are on one node, which needs
+            the same version of dtlab; they use gloo. A script must exist on that node.
 
     Raises:
         LaunchError: the ranks cannot be started with these arguments.
@@ -133,20 +136,22 @@ def launch(
             f"launch needs a function to run on every rank, or the path of a script, not {fn!r}."
         )
     refuse_wrong_arguments(fn, args)
-    if engine != "local":
-        raise LaunchError(f"engine={engine!r} is not known: use 'local'.")
+    if engine not in ("local", "ray"):
+        raise LaunchError(f"engine={engine!r} is not known: use 'local' or 'ray'.")
     asked.check(world_size, timeout, threads, memory_limit)
-    if inplace.environment_is_set():
+    if engine == "ray":
+        asked.check_for_ray(backend)
+    elif inplace.environment_is_set():
         return Run(**inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster))
     conversation = None
     try:
         spec = asked.spec_for(
-            world_size, backend, timeout, trace, seed, threads, memory_limit, cluster
+            world_size, backend, timeout, trace, seed, threads, memory_limit, cluster, engine
         )
         call, output = pack_call(fn, args), Output(spec.world_size)
-        _prepare_imports(call, args[0] if fn is _run_script else None)
+        modules = _slow_modules(call, args[0] if fn is _run_script else None)
         with reservations.reserved(spec) as spec:
-            conversation = client.Conversation(spec, call, output)
+            conversation = _conversation(engine, spec, call, output, modules)
             run = _carry_out(conversation, begun)
     except KeyboardInterrupt:
         for warning in explain.thread_warnings(conversation.collected) if conversation else []:
@@ -269,11 +274,22 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
         ) from error
 
 
-def _prepare_imports(call: Packed, script: str | None) -> None:
-    """Have the server import slow modules that a call is likely to need, once for all ranks."""
+def _conversation(
+    engine: str, spec: Spec, call: Packed, output: Output, modules: Sequence[str]
+) -> client.Conversation:
+    """A launch that has not begun; the server imports `modules` once for all ranks."""
+    if engine == "ray":
+        from dtlab.ranks.ray.engine import RayConversation
+
+        return RayConversation(spec, call, output, modules)
+    client.SERVER.share(*modules)
+    return client.Conversation(spec, call, output)
+
+
+def _slow_modules(call: Packed, script: str | None) -> Sequence[str]:
+    """The slow modules that a call is likely to import."""
     code = call.pickled if script is None else Path(script).read_bytes()
-    if any(word in code for word in protocol.SLOW_WORDS):
-        client.SERVER.share(*protocol.SLOW_MODULES)
+    return protocol.SLOW_MODULES if any(word in code for word in protocol.SLOW_WORDS) else ()
 
 
 def refuse_wrong_arguments(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
