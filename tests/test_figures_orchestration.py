@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from dtlab import Trace
 from dtlab.errors import ArgumentError
@@ -82,6 +83,17 @@ def test_a_graph_has_an_arrow_for_each_need_and_emphasises_the_critical_path() -
         task_graph({})
 
 
+def test_the_boxes_of_a_graph_are_wider_than_their_words() -> None:
+    figure = task_graph({"train 1": (0.6, []), "evaluate all": (0.25, ["train 1"])})
+    FigureCanvasAgg(figure).draw()
+    words = {text.get_text(): text.get_window_extent() for text in figure.axes[0].texts}
+    assert {"train 1   600 ms", "evaluate all   250 ms"} == set(words)
+    for label, place in words.items():
+        (box,) = boxes(figure, f"task {label.partition('   ')[0]}")
+        assert box.get_window_extent().x0 + 5 < place.x0
+        assert place.x1 < box.get_window_extent().x1 - 5
+
+
 def test_goodput_is_highest_at_the_best_interval_and_near_it_at_youngs() -> None:
     figure = goodput_curve(60, 11160, 600, 3600)
     drawn = lines(figure)
@@ -155,7 +167,7 @@ def test_a_timeline_names_the_lanes_of_ray_and_does_not_count_copies_as_computin
     figure = timeline(Trace.from_ray(RAYS))
     assert {"driver", "worker 1", "worker 2", "task"} <= set(texts(figure))
     assert "rank" not in figure.alt_text
-    assert "Driver: nothing. Worker 1: 5.20 ms compute." in figure.alt_text
+    assert "Driver: 1.60 ms communication. Worker 1: 5.20 ms compute." in figure.alt_text
     assert 'title="worker 1: Model.step' in figure.to_html()
     explorer = replay(Trace.from_ray(RAYS))
     assert "worker 2: finished" in explorer.widget.children[-1].value

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from dtlab import Trace
 from dtlab.predict import critical_path, scheduled
 from dtlab.predict.tasks import TaskGraph
+from tests.with_ray import SECONDS, needs_ray
 
 # The docstring's drawing, and one more task that needs nothing
 GRAPH: TaskGraph = {
@@ -104,7 +109,55 @@ def test_rays_events_before_a_moment_are_left_out() -> None:
     assert Trace.from_ray([]).lane_names == ()
 
 
-def test_lanes_keep_their_names_in_a_file(tmp_path: object) -> None:
-    path = f"{tmp_path}/trace.json"
+def test_lanes_keep_their_names_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
     Trace.from_ray(RAYS).to_chrome(path)
     assert Trace.from_chrome(path).lane_names == ("driver", "worker 1", "worker 2")
+
+
+REAL = """
+import time, dtlab
+from dtlab.predict import scheduled
+from dtlab.ranks.ray import local_ray
+from tests.test_predict_tasks import GRAPH
+
+ray = local_ray(num_cpus=2)
+
+@ray.remote
+def work(seconds, *needs):
+    time.sleep(seconds / 10)
+
+ray.get([work.remote(1) for _ in range(4)])  # starts two processes
+begin, results = time.time(), {}
+for name, (seconds, needs) in GRAPH.items():
+    results[name] = work.options(name=name).remote(seconds, *(results[need] for need in needs))
+ray.get(list(results.values()))
+trace = dtlab.Trace.from_ray(ray.timeline(), since=begin)
+local_ray.stop()
+assert trace.lane_names == ("driver", "worker 1", "worker 2"), trace.lane_names
+assert trace.ops() == {}
+found = {event.name: event for event in trace.events}
+assert set(GRAPH) | {"submit", "arguments", "result"} == set(found), set(found)
+for name, (seconds, needs) in GRAPH.items():
+    assert found[name].end - found[name].start >= seconds / 10
+    assert all(found[need].end <= found[name].start for need in needs)
+assert {found[name].rank for name in GRAPH} == {1, 2}
+predicted = scheduled(GRAPH, 2).duration / 10
+assert predicted <= max(found[name].end for name in GRAPH)
+print("as predicted")
+"""
+
+
+class TestWithRay:
+    pytestmark = needs_ray
+
+    @pytest.mark.proof
+    def test_a_real_graph_runs_in_the_order_of_the_prediction(self, tmp_path: Path) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(REAL)
+        root = str(Path(__file__).parent.parent)
+        done = subprocess.run(
+            [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": root}, timeout=SECONDS,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.stdout.endswith("as predicted\n"), done.stdout + done.stderr

@@ -49,7 +49,7 @@ def graded(group: Class, *words: str) -> Marked:
 
 
 class TestWithRay:
-    pytestmark = (*needs_ray, pytest.mark.proof)
+    pytestmark = [*needs_ray, pytest.mark.proof]  # noqa: RUF012
 
     def test_it_gives_the_same_verdicts_as_this_machine(self, group: Class) -> None:
         """Also what leaves the machine is plain: the cluster is on loopback, and ends."""

@@ -31,7 +31,7 @@ LEVELS = ("level-1", "level-2", "level-3")
 PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 # Units that are being written, and what there is of them.
-UNDER_WAY: dict[str, tuple[str, ...]] = {"11_orchestration_with_ray": ("level-1", "level-2")}
+UNDER_WAY: dict[str, tuple[str, ...]] = {}
 MOST = {"cells": 90, "words": 3500, "lines of a code cell": 25, "predictions": 12}
 ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts

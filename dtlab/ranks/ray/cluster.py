@@ -111,7 +111,13 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
     with contextlib.ExitStack() as undo:
         running = running_cluster()
         ray = _imported(needed_by)
+        # Otherwise, a call of Ray after the end would start a cluster that is not private.
+        ray._private.auto_init_hook.enable_auto_connect = False
+        # It prints a long line whenever a process is killed, which the error of the call says too.
+        quiet = _replaced(ray._private.worker, "print_to_stdstream", lambda *_, **__: None)
+        undo.enter_context(quiet)
         if running is None:
+            _demand_main_thread()
             undo.enter_context(_private(ray))
             folder = undo.enter_context(_folder())
             undo.callback(ray.shutdown)
@@ -181,16 +187,25 @@ def _imported(needed_by: str = "") -> Any:
 @contextlib.contextmanager
 def _private(ray: Any) -> Iterator[None]:
     """Makes Ray use PRIVATE, though it has read the environment when it was imported."""
-    constants = ray._private.ray_constants
-    before = constants.ENABLE_RAY_CLUSTER
-    with _environment(PRIVATE):
-        constants.ENABLE_RAY_CLUSTER = False
-        _read_environment(ray)
-        try:
+    try:
+        with (
+            _environment(PRIVATE),
+            _replaced(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False),
+        ):
+            _read_environment(ray)
             yield
-        finally:
-            constants.ENABLE_RAY_CLUSTER = before
-    _read_environment(ray)
+    finally:
+        _read_environment(ray)
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def _read_environment(ray: Any) -> None:
@@ -253,12 +268,18 @@ def _our_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _demand_main_thread() -> None:
+    """The kernel kills Ray's processes at the end of the thread that has started them."""
+    if threading.current_thread() is not threading.main_thread():
+        raise DtlabError(
+            "Ray must be started in the main thread, since it ends with the thread that starts "
+            "it. Call local_ray() in a cell or at the beginning of the script first."
+        )
+
+
 @contextlib.contextmanager
 def _progress(words: str) -> Iterator[None]:
-    """Shows a notice while the calling thread is busy in Ray, which must be started in it.
-
-    The kernel kills Ray's processes at the end of the thread that has started them.
-    """
+    """Shows a notice while the calling thread is busy in Ray."""
     over = threading.Event()
 
     def tick() -> None:

@@ -51,13 +51,13 @@ class RayConversation(client.Conversation):
         ray = local_ray()
         with _bundle(ray, self.spec.world_size) as node:
             try:
-                agent = _agent_on(ray, node)
-                self._run_on(ray, agent)
+                self._run_on(ray, _agent_on(ray, node))
             except ray.exceptions.RayActorError as error:
                 _AGENTS.pop(node, None)
+                first_line = str(error).partition("\n")[0]
                 raise LaunchError(
                     "the process that ran the ranks on the Ray cluster has ended; it was probably "
-                    f"killed, or its node was lost. Run the cell again. Ray says: {error}"
+                    f"killed, or its node was lost. Run it again. Ray says: {first_line}"
                 ) from error
         return self.collected
 
@@ -73,7 +73,7 @@ class RayConversation(client.Conversation):
                         self.output.feed(rank, stream, data)
                     self.show_progress()
                 collected = ray.get(result)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, most likely
             _end(ray, agent, name, result)
             raise
         finally:
@@ -108,10 +108,15 @@ class RayConversation(client.Conversation):
 
 def _end(ray: Any, agent: Any, name: str, result: Any) -> None:
     """End the launch in progress; if that takes long, kill the agent, with which the ranks end."""
-    agent.stop.remote(name)
-    if not ray.wait([result], timeout=STOP_LIMIT)[0]:
-        ray.kill(agent)
-        _AGENTS.clear()
+    ended: list[Any] = []
+    try:
+        agent.stop.remote(name)
+        ended, _ = ray.wait([result], timeout=STOP_LIMIT)
+    finally:
+        if not ended:  # it takes too long, or Ctrl-C was pressed again
+            ray.kill(agent)
+            for node in [node for node, known in _AGENTS.items() if known is agent]:
+                del _AGENTS[node]
 
 
 @contextlib.contextmanager

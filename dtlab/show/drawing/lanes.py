@@ -38,6 +38,7 @@ Shade = Literal["send", "receive", "collective", "span", "waiting"]
 Stretch = tuple[float, float]
 
 STRIP = -1
+_NO_COMPUTE: Final[tuple[Role, ...]] = ("idle", "communication")
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,19 @@ class Lane:
     @property
     def computing(self) -> float:
         """Seconds inside compute spans, without the time spent waiting or moving data."""
-        strip = [bar for bar in self.bars if bar.track == STRIP]
-        other = ("idle", "communication")
-        spans = [(bar.start, bar.end) for bar in strip if bar.role not in other]
-        apart = [(bar.start, bar.end) for bar in strip if bar.role in other]
+        apart = [(bar.start, bar.end) for bar in self._program if bar.role in _NO_COMPUTE]
+        spans = [(bar.start, bar.end) for bar in self._program if bar.role not in _NO_COMPUTE]
         return sum(end - start for start, end in without(spans, apart))
+
+    @property
+    def communicating(self) -> float:
+        """Seconds inside spans that move data."""
+        moves = ((b.start, b.end) for b in self._program if b.role == "communication")
+        return sum(end - start for start, end in merged(moves))
+
+    @property
+    def _program(self) -> list[Bar]:
+        return [bar for bar in self.bars if bar.track == STRIP]
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,8 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
     low = place.top - _lane_height(lane)
     axes.axhspan(low, place.top, color=LANE, linewidth=0, zorder=0, gid=f"lane {lane.rank}")
     _beside(place, lane.name, 0, -9, fontsize=9, color=INK, ha="right")
-    _beside(place, _sums(lane), 1, 9, fontsize=8, color=MUTED, ha="left", linespacing=1.3)
+    beside = _sums(lane).replace(" communication", "\ncommunication")
+    _beside(place, beside, 1, 9, fontsize=8, color=MUTED, ha="left", linespacing=1.3)
     for depth in sorted({bar.depth for bar in lane.bars}):
         groups: dict[tuple[str, str], list[Bar]] = {}
         for bar in lane.bars:
@@ -329,6 +330,8 @@ def _sums(lane: Lane) -> str:
         lines.append(f"{byte_words(lane.bytes_sent)} in sends")
     if lane.computing:
         lines.append(f"{time_words(lane.computing)} compute")
+    elif lane.communicating:
+        lines.append(f"{time_words(lane.communicating)} communication")
     if lane.waiting:
         lines.append(f"{time_words(lane.waiting)} waiting")
     return "\n".join(lines)

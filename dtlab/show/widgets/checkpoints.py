@@ -32,7 +32,7 @@ def explore_checkpoints() -> Explorer:
         "cards": Dial("Number of cards", count_scale(_CARDS), 16384),
         "save": Dial("Time of a save", duration_scale(_SAVES), 60),
         "restart": Dial("Time of a restart", duration_scale(_RESTARTS), 600),
-        "interval": Dial("Work between two saves", duration_scale(_INTERVALS), 3600),
+        "interval": Dial("Checkpoint interval", duration_scale(_INTERVALS), 3600),
     }
 
     def draw(cards: int, save: float, restart: float, interval: float) -> Figure:

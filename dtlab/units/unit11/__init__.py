@@ -4,4 +4,5 @@
 PARTS = (
     "task_graph", "copies", "interval", "who_does_it",
     "server", "sharded", "resumable",
+    "orchestrator", "killed_job",
 )  # fmt: skip

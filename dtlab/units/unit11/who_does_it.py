@@ -41,8 +41,8 @@ _OPTIONS: Final = {
 }
 _MADE_FOR: Final = {  # why a system is not the answer to another one's question
     "Slurm": "Slurm gives jobs whole nodes for a time. It does not see what happens in a job.",
-    "Kubernetes": "Kubernetes keeps containers alive. It has no node hours, and does not see the "
-    "functions of a program.",
+    "Kubernetes": "Kubernetes keeps containers alive. By itself it has no queue of jobs that wait "
+    "for whole nodes, and it does not see the functions of a program.",
     "Ray": "Ray runs the functions and objects of one program, on nodes that it has been given. "
     "It computes no gradients.",
 }

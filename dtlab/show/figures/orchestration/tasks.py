@@ -156,7 +156,8 @@ def _bytes(count: float) -> str:
 
 # Which task needs which --------------------------------------------------------------------------
 
-_COLUMN, _ROW, _TALL = 1.5, 0.62, 0.36  # inches
+_ROW, _TALL = 0.62, 0.36  # inches
+_GAP, _CHARACTER = 0.5, 0.085  # inches between columns; of a character, at most
 _CRITICAL: Final = PALETTE[0]
 
 
@@ -178,8 +179,14 @@ def task_graph(
     places = _places(tasks)
     columns = max(x for x, _ in places.values()) + 1
     rows = max(sum(x == column for x, _ in places.values()) for column in range(columns))
-    width, height = max(4.2, columns * _COLUMN + 0.4), rows * _ROW + 1.0
+    labels = {
+        name: f"{name}   {short_words(time_words(seconds))}"
+        for name, (seconds, _) in tasks.items()
+    }
+    wide = max(1.0, 0.2 + _CHARACTER * max(map(len, labels.values())))
     heading = title or counted(len(tasks), "task")
+    width = max(4.2, columns * (wide + _GAP), 0.3 + 0.1 * len(heading))
+    height = rows * _ROW + 1.0
     below = "an arrow leads from a task to one that needs its result"
     if critical:
         below = f"bold: the critical path, {short_words(time_words(longest))}"
@@ -187,10 +194,10 @@ def task_graph(
     figure.heading(heading, below)
     axes = figure.sheet(0, 0, width, height)
     axes.set(xlim=(0, width), ylim=(0, height))
-    wide, middle = _COLUMN - 0.5, (height - 0.6) / 2
-    at = {name: (0.25 + x * _COLUMN, middle + y * _ROW) for name, (x, y) in places.items()}
+    middle = (height - 0.6) / 2
+    at = {name: (0.25 + x * (wide + _GAP), middle + y * _ROW) for name, (x, y) in places.items()}
     steps = {*pairwise(chain)} if critical else set()
-    for name, (seconds, needs) in tasks.items():
+    for name, (_, needs) in tasks.items():
         x, y = at[name]
         on_path = critical and name in chain
         axes.add_patch(
@@ -200,8 +207,7 @@ def task_graph(
                 linewidth=2.4 if on_path else 0.9, gid=f"task {name}",
             )
         )  # fmt: skip
-        words = f"{name}   {short_words(time_words(seconds))}"
-        axes.text(x + wide / 2, y, words, zorder=4, **centred(9.5, INK))
+        axes.text(x + wide / 2, y, labels[name], zorder=4, **centred(9.5, INK))
         for need in needs:
             _draw_need(axes, at[need], (x, y), wide, middle, (need, name) in steps)
     facts = [
@@ -243,7 +249,7 @@ def _draw_need(
     bold: bool,
 ) -> None:
     """Draw an arrow between two tasks; one that skips a column bends away from the middle."""
-    skips = end[0] - start[0] > 1.5 * _COLUMN
+    skips = end[0] - start[0] > 1.5 * (wide + _GAP)
     bend = (0.25 if start[1] < middle else -0.25) if skips else 0
     axes.add_patch(
         _arrow(
