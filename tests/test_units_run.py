@@ -2,6 +2,7 @@
 
 `make test` runs all notebooks in one kernel, on ranks that stay, and lessons with few repetitions
 (DTLAB_QUICK). `make proof` runs each notebook in full, in a separate kernel, on fresh ranks.
+A lesson that starts Ray runs in `make proof` only.
 """
 
 from __future__ import annotations
@@ -26,9 +27,25 @@ from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solutio
 LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
 LEARNERS = ("ada", "b.ö@example.org", "20241234")  # beside whom the notebook names, or nobody
 
+
+
+def lesson_of(unit: str) -> list[NotebookNode]:
+    """The cells of a lesson or of its second notebook."""
+    return list(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
+
+
 LESSONS = [one for one in UNITS if "lesson" in files_of(one)]
 SEQUELS = [path.stem for path in sorted((ROOT / "notebooks").glob(f"*{SEQUEL}.ipynb"))]
-lesson = pytest.mark.parametrize("unit", [*LESSONS, *map(proof, SEQUELS)])
+WITH_RAY = [one for one in LESSONS if "local_ray" in "".join(c.source for c in lesson_of(one))]
+lesson = pytest.mark.parametrize(
+    ("unit", "run"),
+    [
+        *((unit, "shared") for unit in LESSONS if unit not in WITH_RAY),
+        *(proof(unit, "shared") for unit in SEQUELS),
+        *(proof(unit, "alone") for unit in [*LESSONS, *SEQUELS]),
+    ],
+    indirect=["run"],
+)
 level = pytest.mark.parametrize(
     "name",
     [f"{name}/{one}.ipynb" for name in UNITS for one in files_of(name) if one in LEVELS],
@@ -121,7 +138,6 @@ def says_what_it_shows(output: NotebookNode) -> bool:
 
 
 @lesson
-@alone_or_not
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_lesson_runs_in_time_and_its_figures_say_what_they_show(unit: str, run: Run) -> None:

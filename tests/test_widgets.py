@@ -19,6 +19,7 @@ from dtlab.show import (
     crossover,
     explore_activations,
     explore_block,
+    explore_checkpoints,
     explore_crossover,
     explore_decision,
     explore_effective_batch,
@@ -59,6 +60,7 @@ WIDGETS: dict[str, Callable[[], Explorer]] = {
 OTHERS: dict[str, Callable[[], Explorer]] = {
     "activations": explore_activations,
     "block": explore_block,
+    "checkpoints": explore_checkpoints,
     "decision": explore_decision,
     "gradients": lambda: explore_gradients([torch.ones(3)]),
     "lengths": explore_lengths,

@@ -9,4 +9,5 @@ domain/      each rank has a tile of a field, such as an image or a grid of weat
 expert/      the experts of a layer are spread over ranks, and tokens travel to them
 server/      some ranks keep the parameters, the other ranks compute gradients
 mesh.py      arranges ranks along several axes, with one process group per axis
+job.py       one specification of a training job, which two back ends execute
 """

@@ -10,6 +10,7 @@ from dtlab.predict import (
     memory,
     roofline,
     strategy,
+    tasks,
 )
 from dtlab.predict import hardware as cards
 from dtlab.predict import simulate as _simulate
@@ -25,9 +26,10 @@ from dtlab.predict.memory import *  # noqa: F403
 from dtlab.predict.roofline import *  # noqa: F403
 from dtlab.predict.simulate import *  # noqa: F403
 from dtlab.predict.strategy import *  # noqa: F403
+from dtlab.predict.tasks import *  # noqa: F403
 
 _MODULES = (
     asynchronous, balance, built_in, cards, communication, context, failures, memory,
-    roofline, _simulate, strategy,
+    roofline, _simulate, strategy, tasks,
 )  # fmt: skip
 __all__ = sorted(["LINKS", *(name for module in _MODULES for name in module.__all__)])

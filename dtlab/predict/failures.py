@@ -135,11 +135,14 @@ def simulated_seconds(
 
 
 def _segment(work: float, save: float, between_failures: float, restart: float) -> float:
-    return (
-        between_failures
-        * math.exp(restart / between_failures)
-        * math.expm1((work + save) / between_failures)
-    )
+    try:
+        return (
+            between_failures
+            * math.exp(restart / between_failures)
+            * math.expm1((work + save) / between_failures)
+        )
+    except OverflowError:  # over 10^308 seconds
+        return math.inf
 
 
 def _check(*, above: float | None = None, **seconds: float) -> None:

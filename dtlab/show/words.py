@@ -11,8 +11,10 @@ from typing import Final
 
 __all__ = [
     "BYTES",
+    "DURATIONS",
     "SECONDS",
     "byte_words",
+    "duration_words",
     "list_words",
     "number_from_words",
     "number_words",
@@ -24,6 +26,9 @@ __all__ = [
 
 BYTES: Final[Mapping[str, float]] = MappingProxyType({"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9})
 SECONDS: Final[Mapping[str, float]] = MappingProxyType({"µs": 1e-6, "ms": 1e-3, "s": 1})
+DURATIONS: Final[Mapping[str, float]] = MappingProxyType(
+    {"s": 1, "min": 60, "h": 3600, "days": 86400, "years": 365.25 * 86400}
+)
 _NUMBER: Final = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)"
 _MOST_RUNS: Final = 4
 
@@ -40,6 +45,14 @@ def time_words(seconds: float) -> str:
     """Format a time: `0.00123` as `1.23 ms`."""
     unit, factor = time_unit(seconds)
     return f"{_three_digits(seconds * factor)} {unit}"
+
+
+def duration_words(seconds: float) -> str:
+    """Format a time from seconds to years: `11160` as `3.1 h`."""
+    if seconds < 1:
+        return short_words(time_words(seconds)) if seconds else "0 s"
+    unit, size = [(name, each) for name, each in DURATIONS.items() if seconds >= each][-1]
+    return f"{number_words(seconds / size)} {unit[:-1] if seconds == size > 3600 else unit}"
 
 
 def byte_words(count: float) -> str:

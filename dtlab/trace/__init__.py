@@ -34,6 +34,7 @@ from dtlab.trace.columns import (
 )
 from dtlab.trace.kineto import Part
 from dtlab.trace.profiler import PathType, merge, part_of, parts_of, read
+from dtlab.trace.ray_tasks import task_events
 from dtlab.trace.records import Records, columns_from_records
 from dtlab.trace.spans import SpanSink, set_span_sink, span
 
@@ -72,6 +73,7 @@ class Trace:
     `Trace(events)` takes `Event` objects in any order; without events it is an empty trace.
     `world_size` defaults to the largest rank mentioned plus one. `wire` gives the bytes that left
     each rank. `emulated` describes emulated links, and is empty if the links are the machine's.
+    `lane_names` are the names of the ranks in figures if they are not "rank 0", "rank 1", ....
     `hidden_bytes` is the number of bytes that ranks exchanged outside the counters of
     `bytes_wire`. It is known only for the ranks of a grader, which have a separate network, and
     None otherwise. `wire_pairs[source, target]` is the part of `bytes_wire` that one rank sent to
@@ -176,12 +178,28 @@ class Trace:
         return trace
 
     @classmethod
+    def from_ray(cls, timeline: Iterable[Mapping[str, Any]], *, since: float = 0.0) -> Trace:
+        """Make a trace of the tasks that Ray ran: `Trace.from_ray(ray.timeline())`.
+
+        Rank 0 is the driver, which submits tasks; the others are Ray's worker processes, numbered
+        by their first task. A task is a span with its name, and the calls of an actor are spans
+        such as "Counter.add". Inside are spans "arguments" and "result", in which Ray fetches the
+        task's arguments and stores its result. Ray collects the events about once a second.
+        `since` leaves out what began earlier; it is a `time.time()`.
+        """
+        events, names = task_events(timeline, since)
+        trace = cls(events, world_size=len(names))
+        trace.lane_names = tuple(names)
+        return trace
+
+    @classmethod
     def _of_own(cls, name: str, content: Mapping[str, Any]) -> Trace:
         try:
             about = content["dtlab"]
             events = list(events_of(content["traceEvents"]))
             trace = cls(events, world_size=about["world_size"], wire=about["wire"])
             trace.emulated = str(about["emulated"])
+            trace.lane_names = tuple(map(str, about.get("lane_names", ())))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DtlabError(f"{name} is not as to_chrome writes it: {error!r}.") from None
         return trace
@@ -212,6 +230,7 @@ class Trace:
         self.world_size = max(self.world_size, world_size or 0)
         self.dropped = dropped
         self.emulated = ""
+        self.lane_names: tuple[str, ...] = ()
         self.hidden_bytes: int | None = None
         self.wire_pairs: dict[tuple[int, int], int] | None = None
         self._part: Part | None = None  # of a profiler's trace of one rank, without its events
@@ -338,7 +357,7 @@ class Trace:
             and any(s.rank == event.rank and s.start <= event.start < s.end for s in spans)
         )
         part = Trace(inside, world_size=self.world_size)
-        part.emulated = self.emulated
+        part.emulated, part.lane_names = self.emulated, self.lane_names
         return part
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
@@ -349,6 +368,7 @@ class Trace:
         """
         entries = list(chrome_events(self._columns, self._meetings))
         about = {"world_size": self.world_size, "emulated": self.emulated, "wire": self._wire}
+        about |= {"lane_names": self.lane_names} if self.lane_names else {}
         content = {"traceEvents": entries, "displayTimeUnit": "ms", "dtlab": about}
         Path(path).write_text(json.dumps(content), encoding="utf-8")
 

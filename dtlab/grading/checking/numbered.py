@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dtlab.grading.checking.trials import BEGIN, Observation
+from dtlab.grading.checking.trials import BEGIN, Case, Observation
 from dtlab.grading.words import count_ranks
 
 __all__ = ["Numbered", "case_of", "numbered", "printed_words"]
@@ -32,8 +32,10 @@ class Numbered(NamedTuple):
 
     @property
     def is_on_ranks(self) -> bool:
-        """Whether the case concerns several ranks, or what happens on them."""
-        return self.one.trial.world_size > 1 or not self.one.trial.cases[self.place].alone
+        """Whether the case concerns several ranks, or what happens on them, or has figures."""
+        case = self.one.trial.cases[self.place]
+        has_figures = type(case).figures is not Case.figures
+        return self.one.trial.world_size > 1 or not case.alone or has_figures
 
     @property
     def printed(self) -> list[str]:

@@ -65,7 +65,7 @@ def replay(
 
 
 def _figures(one: Observation) -> Iterator[Figure]:
-    """The timeline; if the ranks hang, what each of them waits for.
+    """The timeline, and the case's figures; if the ranks hang, what each of them waits for.
 
     In a loop without an end no rank waits, and the message tells the line of each rank.
     """
@@ -73,6 +73,8 @@ def _figures(one: Observation) -> Iterator[Figure]:
 
     if one.trace is not None and one.trace.events:
         yield timeline(one.trace, title=f"Timeline of {one.trial.words()}")
+    if one.results:
+        yield from one.trial.cases[0].figures(one.results[0])
     if isinstance(one.error, DeadlockError):
         yield waits(one.error.waiting, one.trial.world_size)
     if isinstance(one.error, RankTimeoutError) and not one.error.loops:

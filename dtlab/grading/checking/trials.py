@@ -41,6 +41,7 @@ from dtlab.grading.words import count_ranks, ranks_in_words
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
     from dtlab.ranks.launch.launcher import Run
+    from dtlab.show import Figure
     from dtlab.trace import Trace
 
 __all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Recording", "Trial", "drawn_seed",
@@ -96,6 +97,10 @@ class Case(ABC):
 
     def beside(self, results: Sequence[Any]) -> list[str]:
         """The result of each rank beside the one that it should have, in short; may be empty."""
+        return []
+
+    def figures(self, results: Sequence[Any]) -> list[Figure]:
+        """Figures of what the ranks returned, beside the timeline, when a case is run again."""
         return []
 
     @abstractmethod

@@ -38,6 +38,7 @@ Shade = Literal["send", "receive", "collective", "span", "waiting"]
 Stretch = tuple[float, float]
 
 STRIP = -1
+_NO_COMPUTE: Final[tuple[Role, ...]] = ("idle", "communication")
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,15 @@ class Bar:
         times = f"{time_words(self.start) if self.start else 0} to {time_words(self.end)}"
         size = [byte_words(self.bytes)] if self.bytes else []
         where = [place_words(*self.place)] if self.place else []
-        return "\n".join([f"rank {self.rank}: {self.label}", ", ".join([*size, times]), *where])
+        return "\n".join([self.label, ", ".join([*size, times]), *where])
 
 
 @dataclass
 class Lane:
-    """All bars of one rank, in order of their start."""
+    """All bars of one rank, in order of their start, and its name."""
 
     rank: int
+    name: str
     bars: list[Bar] = field(default_factory=list)
     tracks: int = 0
 
@@ -99,10 +101,20 @@ class Lane:
 
     @property
     def computing(self) -> float:
-        """Seconds inside compute spans, without the time spent waiting."""
-        spans = [(bar.start, bar.end) for bar in self.bars if bar.shade == "span"]
-        waits = [(bar.start, bar.end) for bar in self.bars if bar.shade == "waiting"]
-        return sum(end - start for start, end in without(spans, waits))
+        """Seconds inside compute spans, without the time spent waiting or moving data."""
+        apart = [(bar.start, bar.end) for bar in self._program if bar.role in _NO_COMPUTE]
+        spans = [(bar.start, bar.end) for bar in self._program if bar.role not in _NO_COMPUTE]
+        return sum(end - start for start, end in without(spans, apart))
+
+    @property
+    def communicating(self) -> float:
+        """Seconds inside spans that move data."""
+        moves = ((b.start, b.end) for b in self._program if b.role == "communication")
+        return sum(end - start for start, end in merged(moves))
+
+    @property
+    def _program(self) -> list[Bar]:
+        return [bar for bar in self.bars if bar.track == STRIP]
 
 
 @dataclass(frozen=True)
@@ -113,8 +125,8 @@ class Message:
     receive: Bar
 
 
-def lanes(events: Iterable[Event]) -> list[Lane]:
-    """Return one lane for each rank that has events, in order of rank."""
+def lanes(events: Iterable[Event], names: Sequence[str] = ()) -> list[Lane]:
+    """Return one lane for each rank that has events, in order of rank; `names` are by rank."""
     by_rank: dict[int, list[Event]] = defaultdict(list)
     groups = set()
     for event in events:
@@ -122,7 +134,10 @@ def lanes(events: Iterable[Event]) -> list[Lane]:
         if _is_collective(event):
             groups.add(_members(event))
     several = len(groups) > 1
-    return [_lane(rank, by_rank[rank], several) for rank in sorted(by_rank)]
+    return [
+        _lane(rank, names[rank] if names else f"rank {rank}", by_rank[rank], several)
+        for rank in sorted(by_rank)
+    ]
 
 
 def _is_collective(event: Event) -> bool:
@@ -134,11 +149,11 @@ def _members(event: Event) -> tuple[int, ...]:
     return tuple(sorted(event.extra.get("group") or {event.rank, *event.peers}))
 
 
-def _lane(rank: int, events: Sequence[Event], several: bool) -> Lane:
+def _lane(rank: int, name: str, events: Sequence[Event], several: bool) -> Lane:
     """Place spans and waits on the strip, and each operation on the first free track."""
     spans = [e for e in events if e.kind == "compute" and e.extra.get("busy", True)]
     operations = sorted((e for e in events if e.kind == "comm"), key=lambda event: event.start)
-    lane = Lane(rank, bars=_program(rank, spans, _waits(operations, spans)))
+    lane = Lane(rank, name, bars=_program(rank, spans, _waits(operations, spans)))
     free_from: list[float] = []
     lane.bars += [_operation(each, _track(free_from, each), several) for each in operations]
     lane.tracks = len(free_from)

@@ -80,6 +80,7 @@ _SPAN_ROLES: Final[tuple[tuple[str, Role], ...]] = (
     ("optim", "optimizer"),
     ("step", "optimizer"),
     ("input", "input"),
+    ("communication", "communication"),
 )
 
 

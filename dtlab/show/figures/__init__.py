@@ -12,6 +12,13 @@ from dtlab.show.figures.formats import bit_layouts, gradient_ranges, loss_scale_
 from dtlab.show.figures.layer import activation_bars, parallel_block
 from dtlab.show.figures.lines import ceiling_ladder, line_chart, roofline, scaling_chart
 from dtlab.show.figures.memory import memory_bar, memory_bars, staircase, zero_stages
+from dtlab.show.figures.orchestration import (
+    goodput_curve,
+    object_store,
+    replicas_over_time,
+    sweep_table,
+    task_graph,
+)
 from dtlab.show.figures.overlap import gather_and_free, overlap, straggler, wire_step
 from dtlab.show.figures.pipeline import pipeline, predicted_pipeline
 from dtlab.show.figures.ring import ring, ring_timeline
@@ -46,6 +53,7 @@ __all__ = [
     "effective_batch",
     "field_frames",
     "gather_and_free",
+    "goodput_curve",
     "gradient_ranges",
     "length_bars",
     "line_chart",
@@ -54,6 +62,7 @@ __all__ = [
     "memory_bars",
     "mesh_figure",
     "number_line",
+    "object_store",
     "overlap",
     "parallel_block",
     "pipeline",
@@ -61,6 +70,7 @@ __all__ = [
     "plan_table",
     "predicted_pipeline",
     "published_sweep",
+    "replicas_over_time",
     "ring",
     "ring_timeline",
     "roofline",
@@ -70,6 +80,8 @@ __all__ = [
     "staircase",
     "straggler",
     "sweep_chart",
+    "sweep_table",
+    "task_graph",
     "tile_halos",
     "timeline",
     "tree",

@@ -13,6 +13,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.patheffects import withStroke
 
+from dtlab.predict.units import counted
 from dtlab.ranks.words import ranks_in_words
 from dtlab.show.drawing.lanes import (
     STRIP,
@@ -80,13 +81,14 @@ def timeline(
     The mouse shows the bytes, times and line of each bar, unless there are very many.
     `width` is in inches. `note` is written below the title, after a remark on emulated links.
     """
-    drawn = lanes(trace.events)
+    drawn = lanes(trace.events, trace.lane_names)
     notes = [f"emulated: {trace.emulated}" if trace.emulated else "", note]
     subtitle = "; ".join(filter(None, notes))
     heights = [_lane_height(lane) for lane in drawn]
     top = _TOP + (_SUBTITLE if subtitle else 0)
     height = top + _BOTTOM + sum(heights) + _GAP * max(0, len(drawn) - 1)
-    heading = title or f"Timeline of {len(drawn)} rank{'s' * (len(drawn) != 1)}"
+    unit = "lane" if trace.lane_names else "rank"
+    heading = title or f"Timeline of {counted(len(drawn), unit)}"
     in_words = f"{heading} ({subtitle})" if subtitle else heading
     figure = Figure(width, height, alt_text=_alt_text(in_words, drawn))
     figure.heading(heading, subtitle)
@@ -109,11 +111,11 @@ def timeline(
     if arrows or (arrows is None and len(pairs) <= _MOST_ARROWS):
         for pair in pairs:
             _draw_arrow(axes, pair, places)
-    _draw_legend(figure, drawn, top, marks)
+    _draw_legend(figure, drawn, top, marks, "task" if trace.lane_names else "")
     if sum(len(lane.bars) for lane in drawn) <= _MOST_HINTS:
         for place in places.values():
             for bar in place.lane.bars:  # the waits are over the spans that they interrupt
-                figure.add_hint(axes, place.box(bar), bar.words)
+                figure.add_hint(axes, place.box(bar), f"{place.lane.name}: {bar.words}")
     return figure
 
 
@@ -163,8 +165,9 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
     axes, lane = place.axes, place.lane
     low = place.top - _lane_height(lane)
     axes.axhspan(low, place.top, color=LANE, linewidth=0, zorder=0, gid=f"lane {lane.rank}")
-    _beside(place, f"rank {lane.rank}", 0, -9, fontsize=9, color=INK, ha="right")
-    _beside(place, _sums(lane), 1, 9, fontsize=8, color=MUTED, ha="left", linespacing=1.3)
+    _beside(place, lane.name, 0, -9, fontsize=9, color=INK, ha="right")
+    beside = _sums(lane).replace(" communication", "\ncommunication")
+    _beside(place, beside, 1, 9, fontsize=8, color=MUTED, ha="left", linespacing=1.3)
     for depth in sorted({bar.depth for bar in lane.bars}):
         groups: dict[tuple[str, str], list[Bar]] = {}
         for bar in lane.bars:
@@ -279,12 +282,15 @@ def _draw_arrow(axes: Axes, message: Message, places: dict[int, _Place]) -> None
 
 
 def _draw_legend(
-    figure: Figure, drawn: Sequence[Lane], top: float, marks: Mapping[str, str]
+    figure: Figure, drawn: Sequence[Lane], top: float, marks: Mapping[str, str], other: str
 ) -> None:
-    """Draw a swatch and a name for each kind of bar in the figure, in a row under the title."""
+    """Draw a swatch and a name for each kind of bar in the figure, in a row under the title.
+
+    `other` is the name of spans without a role; if it is empty, a name that all of them share.
+    """
     names = {bar.label.split(" ")[0] for lane in drawn for bar in lane.bars
              if bar.role == "compute"}  # fmt: skip
-    other = names.pop() if len(names) == 1 else "compute"
+    other = other or (names.pop() if len(names) == 1 else "compute")
     if other == "compute" or len(other) > len("other compute"):
         other = "other compute"
     entries: dict[str, tuple[str, str]] = {}
@@ -300,7 +306,7 @@ def _draw_legend(
     axes.set_xlim(0, width)
     axes.set_ylim(0, 0.3)
     left = _LEFT
-    order = [*_LEGEND_ORDER[:4], other, *_LEGEND_ORDER[4:-1], *marks, _LEGEND_ORDER[-1]]
+    order = [*_LEGEND_ORDER[:5], other, *_LEGEND_ORDER[5:-1], *marks, _LEGEND_ORDER[-1]]
     for words in (entry for entry in dict.fromkeys(order) if entry in entries):
         fill, hatch = entries[words]
         axes.add_artist(
@@ -312,7 +318,7 @@ def _draw_legend(
 
 
 _LEGEND_ORDER: Final = (
-    "forward", "backward", "optimizer", "input",
+    "forward", "backward", "optimizer", "input", "communication",
     "send", "receive", "collective", "collective, with its ranks", "waiting",
 )  # fmt: skip
 
@@ -324,6 +330,8 @@ def _sums(lane: Lane) -> str:
         lines.append(f"{byte_words(lane.bytes_sent)} in sends")
     if lane.computing:
         lines.append(f"{time_words(lane.computing)} compute")
+    elif lane.communicating:
+        lines.append(f"{time_words(lane.communicating)} communication")
     if lane.waiting:
         lines.append(f"{time_words(lane.waiting)} waiting")
     return "\n".join(lines)
@@ -339,7 +347,7 @@ def _alt_text(heading: str, drawn: Sequence[Lane]) -> str:
         operations = [f"{count} {name}" for name, count in sorted(lane.operations.items())]
         facts = [f"issued {list_words(operations)}"] if operations else []
         facts += _sums(lane).splitlines()
-        parts.append(f"Rank {lane.rank}: {', '.join(facts) or 'nothing'}.")
+        parts.append(f"{lane.name.capitalize()}: {', '.join(facts) or 'nothing'}.")
     return " ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from dtlab.show.widgets.batch import explore_effective_batch as explore_effective_batch
 from dtlab.show.widgets.batch import explore_published_sweep as explore_published_sweep
 from dtlab.show.widgets.batch import explore_schedule as explore_schedule
+from dtlab.show.widgets.checkpoints import explore_checkpoints as explore_checkpoints
 from dtlab.show.widgets.decision import explore_decision as explore_decision
 from dtlab.show.widgets.explorer import Explorer as Explorer
 from dtlab.show.widgets.explorer import explore_crossover as explore_crossover
@@ -27,6 +28,7 @@ __all__ = [
     "Replay",
     "explore_activations",
     "explore_block",
+    "explore_checkpoints",
     "explore_crossover",
     "explore_decision",
     "explore_effective_batch",

@@ -17,8 +17,10 @@ from typing import Any, Final
 
 from dtlab.show.words import (
     BYTES,
+    DURATIONS,
     SECONDS,
     byte_words,
+    duration_words,
     number_from_words,
     short_words,
     time_words,
@@ -33,8 +35,8 @@ _COMPLAINT: Final = (
 )
 
 __all__ = [
-    "Dial", "Scale", "box", "bytes_scale", "choice", "choose", "count_scale", "rate_scale",
-    "seconds_scale",
+    "Dial", "Scale", "box", "bytes_scale", "choice", "choose", "count_scale", "duration_scale",
+    "rate_scale", "seconds_scale",
 ]  # fmt: skip
 
 Number = int | float
@@ -63,6 +65,11 @@ def rate_scale(values: Sequence[float]) -> Scale:
 def seconds_scale(values: Sequence[float]) -> Scale:
     """Return a scale of times in seconds."""
     return Scale(values, lambda each: short_words(time_words(each)), _reader(SECONDS))
+
+
+def duration_scale(values: Sequence[float]) -> Scale:
+    """Return a scale of times from seconds to years."""
+    return Scale(values, duration_words, _reader(DURATIONS))
 
 
 def count_scale(values: Sequence[int]) -> Scale:

@@ -54,7 +54,7 @@ class Replay(Explorer):
         """See `replay`."""
         import ipywidgets as widgets
 
-        self._lanes = lanes(trace.events)
+        self._lanes = lanes(trace.events, trace.lane_names)
         if not self._lanes:
             raise ValueError("replay: the trace has no events.")
         figure = timeline(trace, title=title, note=note)
@@ -106,7 +106,7 @@ class Replay(Explorer):
 def doing(lane: Lane, time: float) -> str:
     """Say what a rank's program does at a time in seconds, and which operations are under way."""
     if time >= max(bar.end for bar in lane.bars):
-        return f"rank {lane.rank}: finished"
+        return f"{lane.name}: finished"
     current = [bar for bar in lane.bars if bar.start <= time < bar.end]
     program = [bar for bar in current if bar.track == STRIP]
     words = max(program, key=lambda bar: bar.depth).label if program else "outside any span"
@@ -116,4 +116,4 @@ def doing(lane: Lane, time: float) -> str:
     )  # fmt: skip
     operations = [f"{n} × {each}" if n > 1 else each for each, n in counts.items()]
     under_way = f"; under way: {list_words(operations)}" if operations else ""
-    return f"rank {lane.rank}: {words}{under_way}"
+    return f"{lane.name}: {words}{under_way}"
