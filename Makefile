@@ -6,6 +6,8 @@
 # make grading     of that, the hostile submissions alone; and grading against plain nbgrader
 # make bench    speed, as ratios against PyTorch's own in the same run
 # make notebooks   normalise all notebooks, and generate exercises/ from solutions/ again
+# make wheel    build the package that learners install, into dist/
+# make site     run all lessons, and build the site from them and from docs/, into build/site
 # make clean    remove .venv and what tools left behind
 #
 # WORKERS=1               files of tests that run at a time (2)
@@ -16,40 +18,29 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.dtlab-installed
-NO_NEWS := $(VENV)/share/jupyter/lab/settings/overrides.json
-LEARNERS := $(VENV)/share/dtlab/labconfig/page_config.json
 TORCH ?= torch==2.13.0
 PORT ?= 8888
 WORKERS ?= 2
 COURSE ?= $(CURDIR)
-FIRST := my/notebooks/00_one_gpu_is_not_enough.ipynb
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Tests start hundreds of processes. Where each compiled dtlab anew they took a tenth longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: lab check test proof bench mutants grading notebooks exercises clean
+.PHONY: lab check test proof bench mutants grading notebooks exercises wheel site clean
 
-# Its terminals shall find dtlab on this PATH: left to itself, a server whose output is not a
-# terminal opens login shells, and those may set another.
-lab: $(READY) $(NO_NEWS) $(LEARNERS)
-	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab start 00
-	JUPYTER_CONFIG_PATH="$(CURDIR)/$(VENV)/share/dtlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" \
-	  $(BIN)/jupyter lab --ServerApp.root_dir="$(COURSE)" --ip=127.0.0.1 --port=$(PORT) \
-	  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-	  --ServerApp.terminado_settings=shell_command="$${SHELL:-/bin/sh}" \
-	  --LabApp.default_url=/lab/tree/$(FIRST) $(if $(filter 0,$(shell id -u)),--allow-root) \
-	  $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),,--no-browser) $(LAB_OPTIONS)
+lab: $(READY)
+	@cd "$(COURSE)" && $(CURDIR)/$(BIN)/dtlab lab --port $(PORT) $(LAB_OPTIONS)
 
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: $(READY)
-	$(BIN)/ruff check dtlab tests notebooks/several_nodes.py nbgrader_config.py
+	$(BIN)/ruff check dtlab tests docs notebooks/several_nodes.py nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) -m "not slow and not browser and not proof"
 
 test: $(READY)
-	$(BIN)/ruff check dtlab tests notebooks/several_nodes.py nbgrader_config.py
+	$(BIN)/ruff check dtlab tests docs notebooks/several_nodes.py nbgrader_config.py
 	$(PYTEST) --durations=10 -m "not proof"
 
 proof: $(READY)
@@ -70,6 +61,19 @@ notebooks: $(READY)
 
 exercises: notebooks
 
+wheel: $(READY)
+	$(BIN)/python -m build -q -o dist
+
+# The pages of the site, as Sphinx reads them: docs/site/ is at the root, with all else beside it.
+PAGES := build/site-source
+site: $(READY)
+	$(BIN)/pip install -q -e ".[dev,site]"
+	rm -rf $(PAGES) && mkdir -p $(PAGES)/docs
+	cp -r docs/site/. README.md notebooks exercises $(PAGES)
+	cp docs/*.md docs/*.png $(PAGES)/docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html -d build/site-cache $(PAGES) build/site
+	@echo "The site is in build/site: open build/site/index.html."
+
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .proof gradebook.db
 
@@ -84,16 +88,3 @@ $(READY): pyproject.toml
 	elif ! command -v nvidia-smi >/dev/null 2>&1; then $(BIN)/pip install -q "$(TORCH)"; fi
 	$(BIN)/pip install -q -e ".[dev]"
 	@touch $(READY)
-
-# JupyterLab asks every newcomer whether to fetch news of Jupyter. This is its file for defaults,
-# and makes the default no; whoever wants news says so under Settings, Notifications. A file that
-# is there already is left alone.
-$(NO_NEWS): | $(READY)
-	@mkdir -p $(@D)
-	@echo '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false"}}' > $@
-
-# Settings for learners' JupyterLab alone: without nbgrader's panel Create Assignment. An
-# instructor's `jupyter lab` in a course folder has it.
-$(LEARNERS): | $(READY)
-	@mkdir -p $(@D)
-	@echo '{"disabledExtensions": {"@jupyter/nbgrader:create-assignment": true}}' > $@

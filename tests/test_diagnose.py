@@ -247,7 +247,7 @@ def test_a_misfit_is_no_standstill() -> None:
     assert "the calls of the ranks do not match." in criterion.message
     assert "did not finish" not in criterion.message
     assert "int64" in criterion.message
-    assert criterion.message.endswith("number of elements and dtype.")
+    assert criterion.message.endswith("same number of elements.")
 
 
 def test_tags_that_differ_are_said_once() -> None:

@@ -570,7 +570,7 @@ def different_dtypes_of_an_all_to_all() -> None:
 def pair_misfit(mismatch: str) -> Callable[[Function], Function]:
     """Rank 0 sends what does not fit into what rank 1 receives into."""
     expected = {0: ("send", (1,), "send("), 1: ("recv", (0,), "recv(")}
-    return fault(2, expected, "number of elements and dtype", mismatch=mismatch)
+    return fault(2, expected, "the same number of elements", mismatch=mismatch)
 
 
 @pair_misfit("rank 0 sends float32[4] and rank 1 receives it into float32[8]")

@@ -102,7 +102,10 @@ class Results:
         return paste(self)
 
     def figure(self) -> Figure:
-        """Plot bus bandwidth against size, built-in and ours. Raises DtlabError for one rank."""
+        """Plot bus bandwidth against message size, for the built-in collectives and for dtlab's.
+
+        Raises DtlabError if only one rank was measured.
+        """
         from dtlab.show import bus_bandwidths
 
         panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}

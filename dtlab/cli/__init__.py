@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 2
-    if unknown:
+    if hasattr(options, "others"):  # a command that passes them on
+        options.others = unknown
+    elif unknown:
         message = f"unexpected {' '.join(unknown)!r}. See: dtlab {options.command} --help"
         print(f"dtlab {options.command}: {message}", file=sys.stderr)
         return 2

@@ -1,9 +1,14 @@
-"""The commands for learners: `dtlab start`, `progress` and `reset`."""
+"""The commands for learners: `dtlab start`, `lab`, `progress` and `reset`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
+import sys
 from pathlib import Path
+
+from dtlab.errors import DtlabError
 
 __all__ = ["add"]
 
@@ -26,6 +31,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "old notebook is kept as a backup",
     )
     start.set_defaults(run=_start)
+
+    lab = commands.add_parser(
+        "lab",
+        help="open JupyterLab on a unit",
+        description="Copies a unit into my/, as dtlab start does, and opens JupyterLab on its "
+        "lesson. Ctrl-C stops it. JupyterLab listens on this machine only, and gets all options "
+        "that are not listed below.",
+    )
+    lab.add_argument("unit", nargs="?", default="00", help='number of the unit ("00")')
+    lab.add_argument("--port", type=int, default=8888, help="0 takes any free port (8888)")
+    lab.set_defaults(run=_lab, others=[])
 
     progress = commands.add_parser(
         "progress",
@@ -62,6 +78,47 @@ def _start(options: argparse.Namespace) -> None:
     if first is not None:
         ending = "; dtlab progress says what is next." if unit in course.units() else "."
         print(f"Begin with {course.shown(course.own(first))}{ending}")
+
+
+# Settings for a learner's JupyterLab: it does not ask whether to fetch news of Jupyter, and has
+# no panel Create Assignment. An instructor's `jupyter lab` is not changed.
+_JUPYTER_SETTINGS = Path(__file__).parent
+
+
+def _lab(options: argparse.Namespace) -> None:
+    from dtlab.grading.course import Course
+    from dtlab.grading.workbook import start
+
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise DtlabError(
+            "JupyterLab is not installed here. To install it: pip install 'dtlab[lab]'. To work "
+            f"in another editor: dtlab start {options.unit}, and open the notebooks in my/."
+        )
+    course = Course.find()
+    unit = course.unit_or_lab(options.unit)
+    for _ in start(course, unit):
+        pass
+    lesson = course.in_use(next(course.handed_out(unit), Path("notebooks") / f"{unit}.ipynb"))
+    environment = dict(os.environ)
+    # Terminals in JupyterLab shall find this dtlab. A login shell might set another PATH.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    paths = [str(_JUPYTER_SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH", "")]
+    environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))
+    words = [
+        "--ip=127.0.0.1",
+        f"--port={options.port}",
+        f"--ServerApp.root_dir={course.root}",
+        f"--LabApp.default_url=/lab/tree/{lesson.as_posix()}",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        f"--ServerApp.terminado_settings=shell_command={os.environ.get('SHELL', '/bin/sh')}",
+    ]
+    has_screen = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
+    words += [] if has_screen else ["--no-browser"]
+    words += ["--allow-root"] if hasattr(os, "getuid") and os.getuid() == 0 else []
+    command = [sys.executable, "-m", "jupyterlab", *words, *options.others]
+    os.execve(sys.executable, command, environment)
 
 
 def _progress(options: argparse.Namespace) -> None:

@@ -5,6 +5,9 @@ notebooks/01_name_more.ipynb           its sequel, if it has one
 exercises/01_name/level-1.ipynb        a released level; its source is in solutions/
 my/notebooks/01_name.ipynb             the learner's own copies, which git ignores
 my/exercises/01_name/01_level_1.ipynb  named by unit: tabs in JupyterLab show no folder
+
+In a clone, my/ is beside notebooks/ and exercises/. A dtlab that was installed from a wheel brings
+those two along, and my/ is in the folder where the learner works.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dtlab.grading.parts import Part
 __all__ = ["REPOSITORY", "SEQUEL", "Course", "level_file"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]  # unless dtlab was installed from a wheel
+INSTALLED = Path(__file__).resolve().parents[1] / "course"  # the course in a wheel
 SEQUEL = "_more"  # ends the name of a lesson's sequel, which is optional
 
 
@@ -29,20 +33,35 @@ def level_file(unit: str, level: int | str) -> str:
 
 @dataclass(frozen=True)
 class Course:
-    """The folder of the course, to which paths of notebooks are relative."""
+    """The learner's folder, to which paths of notebooks are relative, and the course's notebooks.
+
+    `root` holds my/, and in a clone notebooks/ and exercises/ too; otherwise `installed` has them.
+    """
 
     root: Path
+    installed: Path | None = None
+
+    @property
+    def material(self) -> Path:
+        """The folder with notebooks/ and exercises/ as the course hands them out."""
+        return self.installed or self.root
 
     @classmethod
     def find(cls) -> Course:
-        """Finds the course that contains the working folder, or else this dtlab's repository.
+        """Finds the course that contains the working folder, or else the one of this dtlab.
 
-        Raises `DtlabError` if there is none.
+        With an installed course, the learner's folder is the nearest one that has my/, or else
+        the working folder. Raises `DtlabError` if there is no course.
         """
         here = Path.cwd()
-        for folder in (here, *here.parents, REPOSITORY):
+        folders = (here, *here.parents)
+        clones = folders if INSTALLED.is_dir() else (*folders, REPOSITORY)
+        for folder in clones:
             if (folder / "nbgrader_config.py").is_file() and (folder / "exercises").is_dir():
                 return cls(folder)
+        if INSTALLED.is_dir():
+            begun = (each for each in folders if any(each.glob("my/*/[0-9][0-9]_*")))
+            return cls(next(begun, here), INSTALLED)
         raise DtlabError(
             f"{here} is not in a dtlab course: no folder above it has nbgrader_config.py and "
             "exercises/. Go to the folder that you cloned, and try again."
@@ -50,10 +69,10 @@ class Course:
 
     def units(self) -> list[str]:
         """Returns the names of all units, "00_one_gpu_is_not_enough" first."""
-        lessons = (self.root / "notebooks").glob("[0-9][0-9]_*.ipynb")
+        lessons = (self.material / "notebooks").glob("[0-9][0-9]_*.ipynb")
         names = {path.stem for path in lessons if not path.stem.endswith(SEQUEL)}
         for folder in ("solutions", "exercises"):
-            names |= {path.name for path in (self.root / folder).glob("[0-9][0-9]_*/")}
+            names |= {path.name for path in (self.material / folder).glob("[0-9][0-9]_*/")}
         return sorted(names)
 
     def unit(self, wanted: str) -> str:
@@ -71,7 +90,7 @@ class Course:
 
     def unit_or_lab(self, wanted: str) -> str:
         """Does what `unit` does, and also accepts a notebook outside units, such as "gpu_lab"."""
-        labs = sorted(path.stem for path in (self.root / "notebooks").glob("[!0-9]*.ipynb"))
+        labs = sorted(path.stem for path in (self.material / "notebooks").glob("[!0-9]*.ipynb"))
         if wanted in labs:
             return wanted
         try:
@@ -88,7 +107,8 @@ class Course:
         """Yields the lesson, its sequel and the levels of a unit, without backups beside them."""
         lessons = f"notebooks/{unit}.ipynb", f"notebooks/{unit}{SEQUEL}.ipynb"
         for pattern in (*lessons, f"exercises/{unit}/level-?.ipynb"):
-            yield from sorted(path.relative_to(self.root) for path in self.root.glob(pattern))
+            found = self.material.glob(pattern)
+            yield from sorted(path.relative_to(self.material) for path in found)
 
     def own(self, notebook: Path) -> Path:
         """Returns the path of the learner's copy; links in a copy lead to other copies."""

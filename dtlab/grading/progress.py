@@ -224,7 +224,7 @@ class Progress:
     def _command(self, step: Part | Lesson) -> str:
         """Returns the command that creates the learner's copies, before the unit is begun."""
         unit = next(unit for unit in self.units if unit.lesson.unit == step.unit)
-        is_new = not unit.begun and not unit.saved and _notebook(step)
+        is_new = not unit.begun and not unit.saved and _course()
         return f"dtlab start {step.unit}" if is_new else ""
 
     def _outlook(self) -> list[str]:
@@ -235,7 +235,7 @@ class Progress:
         minutes = following.minutes
         time = f", {minutes} minutes" if minutes else ""
         title = f", {following.title}" if isinstance(following, Part) else ""
-        where = self._command(following) or _shown_path(following)
+        where = self._command(following) or _where(following)
         lines = [f"Next: {_name(following)}{title}{time}" + f"   {where}" * bool(where)]
         if not self.only:
             lines.append(f"All parts of a unit: dtlab progress {following.unit}")
@@ -267,7 +267,7 @@ def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
     """Returns the lesson's title, minutes and practice tasks; if unreadable, only its number."""
     with suppress(DtlabError, OSError, ValueError, KeyError, TypeError):
         course = Course.find()
-        text = (course.root / course.lesson(number)).read_text(encoding="utf-8")
+        text = (course.material / course.lesson(number)).read_text(encoding="utf-8")
         first, *others = json.loads(text)["cells"]
         opening = "".join(first["source"])
         title = next(iter(re.findall(r"^# (.+)", opening, re.MULTILINE)), number)
@@ -336,19 +336,32 @@ def _points(rows: Sequence[Row], with_extra: bool = True) -> str:
     return ", ".join(words)
 
 
-def _notebook(step: Part | Lesson) -> tuple[Course, Path] | None:
-    """Returns the notebook of a part or a lesson; None outside the course."""
+def _course() -> Course | None:
     with suppress(DtlabError):
-        course = Course.find()
-        if isinstance(step, Part):
-            return course, course.worked_on(step)
-        return course, course.in_use(course.lesson(step.unit))
+        return Course.find()
     return None
 
 
-def _shown_path(step: Part | Lesson) -> str:
+def _notebook(step: Part | Lesson) -> tuple[Course, Path] | None:
+    """Returns the notebook of a part or a lesson; None if it is not in the learner's folder."""
+    course = _course()
+    if course is None:
+        return None
+    with suppress(DtlabError):
+        if isinstance(step, Part):
+            path = course.worked_on(step)
+        else:
+            path = course.in_use(course.lesson(step.unit))
+        return (course, path) if (course.root / path).is_file() else None
+    return None
+
+
+def _where(step: Part | Lesson) -> str:
+    """Returns the path of the notebook, or the command that creates it; "" outside a course."""
     place = _notebook(step)
-    return place[0].shown(place[1]) if place else ""
+    if place is None:
+        return f"dtlab start {step.unit}" if _course() else ""
+    return place[0].shown(place[1])
 
 
 # As text -----------------------------------------------------------------------------------------
@@ -366,12 +379,12 @@ def _details(unit: Unit) -> Iterator[str]:
     """Yields lines on the lesson and on each level of a unit."""
     lesson = unit.lesson
     if lesson.tasks:
-        yield from ("", f"Lesson: {lesson.count}", f"  {_shown_path(lesson)}")
+        yield from ("", f"Lesson: {lesson.count}", f"  {_where(lesson)}")
         yield from (f"  {task.state:6}  {task.name}" for task in lesson.tasks)
     width = [max(map(len, column)) for column in zip(*(r.cells for r in unit.rows), strict=True)]
     for level, rows in unit.levels():
         yield from ("", f"{level}: {_points(rows)}")
-        yield f"  {_shown_path(rows[0].part)}"
+        yield f"  {_where(rows[0].part)}"
         for row in rows:
             yield "  " + "  ".join(map(str.ljust, row.cells, width)).rstrip()
 

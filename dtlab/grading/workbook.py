@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -14,11 +15,11 @@ from nbformat import NotebookNode
 from dtlab.errors import DtlabError
 from dtlab.grading.course import Course, level_file
 from dtlab.grading.parts import Part
-from dtlab.grading.plugins import released_source
 
 __all__ = ["reset", "start"]
 
 _LEVEL_LINK = re.compile(r"\]\(([^()\s]*/)?level-(\d)\.ipynb")
+_CARD = Path("docs/reference_card.md")
 MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL | re.MULTILINE)
 
 
@@ -29,8 +30,8 @@ def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
     answers to its parts; the old copy is kept as a backup.
     """
     for notebook in course.handed_out(unit):
-        source, copy, found = course.root / notebook, course.own(notebook), course.in_use(notebook)
-        target, shown = course.root / copy, course.shown(copy)
+        source, copy = course.material / notebook, course.own(notebook)
+        found, target, shown = course.in_use(notebook), course.root / copy, course.shown(copy)
         if found == notebook:
             _write(_stamped(source), target)
             yield f"{shown}   new"
@@ -42,6 +43,11 @@ def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
             yield f"{shown}   {_renew(source, old, target)}"
         else:
             yield f"{course.shown(found)}   kept; the course has a newer one (see --renew)"
+    card, copy = course.material / _CARD, Path("my") / _CARD
+    if card.is_file() and not (course.root / copy).exists():
+        (course.root / copy).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(card, course.root / copy)
+        yield f"{course.shown(copy)}   new"
 
 
 def _renew(source: Path, old: Path, target: Path) -> str:
@@ -101,8 +107,10 @@ def _pristine(course: Course, part: Part, worked_on: Path) -> str:
     """
     solution = course.root / "solutions" / course.level(part)
     if solution.is_file() and part.answer_id in (cells := _cells(_read(solution))):
+        from dtlab.grading.plugins import released_source  # only instructors have nbgrader
+
         return released_source(cells[part.answer_id].source)
-    released = course.root / "exercises" / course.level(part)
+    released = course.material / "exercises" / course.level(part)
     if released.is_file() and released.resolve() != worked_on.resolve():
         cells = _cells(_read(released))
         if part.answer_id in cells:

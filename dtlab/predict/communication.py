@@ -122,12 +122,12 @@ def flat_ring_all_reduce_seconds(nbytes: Numbers, cluster: Cluster) -> Numbers:
 
 
 def reduce_scatter_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
-    """Return the seconds around a ring: (N-1) a + (N-1)/N S/B; S is the whole tensor."""
+    """Return a ring's seconds: (N-1) a + (N-1)/N S/B, with S the whole tensor in bytes."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 
 def all_gather_seconds(nbytes: Numbers, ranks: int, link: Link) -> Numbers:
-    """Return the seconds around a ring: (N-1) a + (N-1)/N S/B; S is the whole tensor."""
+    """Return a ring's seconds: (N-1) a + (N-1)/N S/B, with S the whole tensor in bytes."""
     return _rounds_of_chunks(nbytes, ranks, link)
 
 

@@ -207,8 +207,8 @@ class _Patient:
                 "or something else that this trace does not show."
             )
             return "unmarked", message, (
-                'Mark the parts of a step: with dtlab.span("input"), "forward", "backward" and '
-                '"optimizer"; in a profiler\'s trace with torch.profiler.record_function.',
+                'Mark the parts of a step with dtlab.span: "input", "forward", "backward" and '
+                "\"optimizer\". In a profiler's trace, use torch.profiler.record_function.",
             )  # fmt: skip
         message = (
             f"The ranks compute in {percent(share[COMPUTING])} of a step. Removing any other "

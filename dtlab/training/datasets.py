@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from dtlab.errors import DtlabError
+
 __all__ = ["Split", "batches", "decode", "digits", "standard_library"]
 
 
@@ -37,7 +39,8 @@ def digits(shifts: bool = True, test_fraction: float = 0.2, seed: int = 0) -> Sp
     directions, padded with zeros. That makes 12942 training images; the 359 test images are
     unchanged. `seed` determines which images are for testing, the same on every machine.
 
-    Raises: ValueError if `test_fraction` leaves no training or no test samples.
+    Raises: ValueError if `test_fraction` leaves no training or no test samples; DtlabError
+    without scikit-learn.
     """
     table = torch.from_numpy(_table_of_digits())
     images, labels = table[:, :-1].reshape(-1, 1, 8, 8) / 16, table[:, -1].long()
@@ -58,6 +61,11 @@ def _table_of_digits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     Importing scikit-learn takes a second on every rank; reading its file takes milliseconds.
     """
     spec = importlib.util.find_spec("sklearn")
+    if spec is None:
+        raise DtlabError(
+            "the handwritten digits come with scikit-learn, which is not installed here. To "
+            "install it: pip install scikit-learn"
+        )
     places = spec.submodule_search_locations if spec else None
     file = Path(places[0], "datasets", "data", "digits.csv.gz") if places else Path()
     if not file.is_file():  # another release of scikit-learn may have the file elsewhere

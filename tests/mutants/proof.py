@@ -176,14 +176,13 @@ def losses_of(name: str, source: str) -> list[str]:
 
 
 def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[Criterion]:
-    """As `Check.run`, but a wrong trial is the last one: a mutant needs no second loss."""
+    """As `Check.run`, but the trial that loses a criterion is the last: one loss is enough."""
     seen: list[Observation] = []
     for trial in check.trials(0):
         seen.append(BENCH.observe(trial, answer))
-        if seen[-1].mistakes:
-            break
-    else:
-        seen += [BENCH.observe(trial, own) for trial, own in check.then(seen)]
+        if seen[-1].mistakes and any(one.status == "lost" for one in check.settle(seen)):
+            return check.settle(seen)
+    seen += [BENCH.observe(trial, own) for trial, own in check.then(seen)]
     return check.settle(seen)
 
 

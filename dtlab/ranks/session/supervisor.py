@@ -58,7 +58,7 @@ class SessionSupervisor(Supervisor):
     # ------------------------------------------------------------------ a turn
 
     def _next_turn(self) -> Turn:
-        """Wait for the next turn. Record deaths of ranks until then, which that turn reports."""
+        """Wait for the next turn. Record the ranks that die before it; that turn reports them."""
         while True:
             watched: list[Any] = [self.control, self.child_ended]
             ready, _, _ = select.select(watched, [], [])

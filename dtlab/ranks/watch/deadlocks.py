@@ -356,7 +356,7 @@ def _different_message(finding: Finding) -> tuple[str, str]:
     send, receive = finding.ops
     sent, into = (op.description.partition("(")[2].removesuffix(")") for op in (send, receive))
     headline = f"rank {send.rank} sends {sent} and rank {receive.rank} receives it into {into}."
-    return headline, "Both tensors must have the same number of elements and dtype."
+    return headline, "Both tensors must have the same dtype and the same number of elements."
 
 
 def _stranger(finding: Finding) -> tuple[str, str]:

@@ -100,7 +100,7 @@ def number_line(
     chosen = {name: BINARY_FORMATS[name] for name in formats}
     reach = _STEPS * max(_spacing(each, value) for each in chosen.values())
     heading = title or f"What becomes of {number_words(value, 9)}"
-    note = "numbers of each format; the value goes to the nearest one"
+    note = "numbers of each format; the value is rounded to the nearest one"
     figure = Figure(_WIDTH, _TOP + _ROW * len(chosen) + _BOTTOM)
     figure.heading(heading, note)
     axes = _lines(figure, value, reach, len(chosen))

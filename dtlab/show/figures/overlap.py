@@ -84,7 +84,7 @@ def overlap(
 
 
 def _draw_pass(figure: Figure, layers: Sequence[Gradient], buckets: Sequence[BucketTime]) -> None:
-    """Draw backward layer by layer, and below it the buckets, on one time axis."""
+    """Draw the backward pass layer by layer, and the buckets below it, on one time axis."""
     end = buckets[-1].end
     axes = figure.sheet(_LEFT, _TRAVEL - 0.1, _WIDTH - _LEFT - _RIGHT, 0.75)
     low = _TRAVEL - 0.1

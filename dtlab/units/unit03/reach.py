@@ -1,7 +1,7 @@
-"""03/reach: plan a training that reaches a test error at 16 times the batch, with fixed samples.
+"""03/reach: plan a training run that reaches a test error at 16 times the batch size.
 
 A rank calls `plan(batch, samples, ranks, memory) -> dict` for several settings. Then the check
-trains on the digits by the plan (`reach_training`): first on two data-parallel ranks, to measure
+trains on the digits as planned (`reach_training`): first on two data-parallel ranks, to measure
 what they send; then in full, with unknown seeds, each training on one rank.
 """
 

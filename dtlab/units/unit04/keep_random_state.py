@@ -70,7 +70,8 @@ class Drawing(Faulty):
                 yield "after", f"{wrong} {_LOOK}"
             elif after != wanted["after"]:
                 why = _REPEATED if after[0] == record["more"] else _PUT_BACK
-                yield "after", f"after the second run the program draws other numbers. {why}"
+                told = "after the second run the program draws other numbers than without you."
+                yield "after", f"{told} {why}"
             return
         if not record["through"]:
             yield self.topic, "the error does not reach the caller: do not suppress it."

@@ -102,7 +102,7 @@ _QUESTIONS = asked(
             "2**answer": "this is the scale. Write its exponent.",
             "answer + 1": "then the gradient is 2^16 = 65536. Is that a number of fp16?",
             "15 - gradient": "the gradient is smaller than 1: the scale may be larger.",
-            "15": "this is the exponent of the gradient after scaling. What is that of the scale?",
+            "15": "this is the exponent of the scaled gradient. What is the scale's exponent?",
         },
         exact=True,
     ),

@@ -60,7 +60,7 @@ class Net(nn.Module):
 
 
 def train_a(model: Net, batches: Batches) -> list[float]:
-    """Train `model` under stage 3, each batch in two microbatches; the losses."""
+    """Train `model` at ZeRO stage 3, two microbatches a batch, and return the losses."""
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -103,7 +103,7 @@ def train_b(model: Net, batches: Batches) -> list[float]:
 
 
 def train_c(model: Net, batches: Batches) -> list[float]:
-    """Train `model` under stage 3, and leave the mean over the steps in it; the losses."""
+    """Train `model` at ZeRO stage 3, leave its mean over the steps in it, return losses."""
     sharded = Zero3(model, blocks=Layer)
     optimizer = SGD(sharded.parameters(), lr=0.1)
     losses, after = [], []

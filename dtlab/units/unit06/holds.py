@@ -66,7 +66,7 @@ def _tensors(name: str, prompt: str, right: set[str], hint: str, **mistakes: str
 def _names(
     name: str, prompt: str, options: dict[str, str], right: set[str], hint: str, **mistakes: str
 ) -> Question:
-    """A question for a set of names. `mistakes` has a message on each name."""
+    """A question whose answer is a set of names. `mistakes` has a hint for each wrong name."""
     wrong = {key: f"look at `{key}` again: {why}" for key, why in mistakes.items()}
     return choices(name, prompt, options, right, hint, wrong)
 

@@ -109,7 +109,7 @@ class Balancing(Faulty):
 
 
 def odd_layers(cut: Cut, count: int) -> str:
-    """Says which of `count` layers are missing, doubled or out of order; empty if none are."""
+    """Says what is wrong with the layers: missing, twice, or not in order; empty if nothing."""
     layers = [layer for stage in cut for layer in stage]
     missing = [layer for layer in range(count) if layer not in layers]
     doubled = [layer for layer in range(count) if layers.count(layer) > 1]

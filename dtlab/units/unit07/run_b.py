@@ -84,7 +84,7 @@ def _costs(times: Sequence[float], message: float = 0.0) -> Costs:
 
 
 def filled(seconds: Sequence[float], ranks: int) -> Cut:
-    """The cut of a greedy rule that closes a stage once it has its share of the time."""
+    """The cut of a greedy rule, which ends a stage as near as it can to its share of the time."""
     cut: Cut = [[]]
     for layer, each in enumerate(seconds):
         over = sum(seconds[number] for number in cut[-1]) + each / 2 > sum(seconds) / ranks

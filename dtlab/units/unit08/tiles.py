@@ -161,7 +161,7 @@ class OnTiles(Faulty):
         return found
 
     def due(self, rank: int) -> int:
-        """Bytes that a rank sends: rows first, then columns with the rows' halos."""
+        """Bytes that a rank sends: rows, then columns that include the received rows' halos."""
         height, breadth = (len(self.span(rank, dim)) for dim in (0, 1))
         sides = {"above": breadth, "below": breadth}
         tall = height + 2 * self.width * self.halo_of[0]

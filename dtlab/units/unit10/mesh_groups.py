@@ -24,7 +24,10 @@ _NAMES = ("data", "pipeline", "tensor", "context", "expert")
 
 @dataclass(frozen=True)
 class Grouping(Faulty):
-    """A call of `fn(sizes)` on all ranks of a mesh; topic "edges": one axis, or an axis of one."""
+    """A call of `fn(sizes)` on all ranks of a mesh.
+
+    The topic "edges" is for meshes with one axis, or with an axis of size 1.
+    """
 
     finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.mesh", "torch.distributed.device_mesh")
     guilty = "returns"

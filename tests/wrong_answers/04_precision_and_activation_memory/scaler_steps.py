@@ -155,7 +155,7 @@ WRONG = {
     one_update_too_few: {"updates": "is not it. What does `scaler.step(optimizer)` do"},
     up_to_65536: {"settles": "the gradient is 2^16 = 65536"},
     down_with_the_gradient: {"settles": "the gradient is smaller than 1"},
-    exponent_of_the_product: {"settles": "the exponent of the gradient after scaling"},
+    exponent_of_the_product: {"settles": "the exponent of the scaled gradient"},
     far_above_the_end: {"settles": "is not it. The largest number of fp16"},
     one_in_the_interval: {"skipped": "this counts the good steps between two overflows"},
     one_good_step_too_many: {"skipped": "how many good steps are there"},
