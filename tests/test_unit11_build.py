@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 import time
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +18,18 @@ import torch
 from dtlab.grading.learners import being_graded
 from dtlab.ranks.protocol import MOST_SECONDS
 from dtlab.units.unit11 import resumable, server, sharded
-from tests.with_ray import needs_ray
 
 SEEDS = range(5)
 
 
+def cases_of(part: Any, seed: int) -> list[Any]:
+    """The cases of the first trial."""
+    return list(part.check.trials(seed)[0].cases)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_right_parameters_are_those_of_plain_sgd(seed: int) -> None:
-    case = server.PART.check.trials(seed)[0].cases[0]  # type: ignore[union-attr]
+    case = cases_of(server.PART, seed)[0]
     parameters = case.drawn(-1, 0)
     for step in range(3):
         pulls = [n for n, call in enumerate(case.calls) if call[0] == "pull" and call[2] == step]
@@ -43,7 +51,7 @@ def test_the_clock_of_the_loop_is_simulated() -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_fair_share_is_nearly_the_best(seed: int) -> None:
-    for case in sharded.PART.check.trials(seed)[0].cases:  # type: ignore[union-attr]
+    for case in cases_of(sharded.PART, seed):
         sizes = [case.bytes([name]) for name, _, _ in case.sizes]
         loads = (
             [sum(size for size, on in zip(sizes, places, strict=True) if on == n)
@@ -111,12 +119,9 @@ print(ran != copied)
 """
 
 
-class TestOnRay:
-    pytestmark = (*needs_ray, pytest.mark.proof)
-
-    def test_a_result_is_copied_in_another_thread_than_the_loops(self) -> None:
-        import subprocess
-        import sys
-
-        done = subprocess.run([sys.executable, "-c", ACTOR], capture_output=True, text=True)
-        assert done.stdout == "True\n", done.stderr
+@pytest.mark.proof
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'dtlab[ray]'")
+def test_a_result_is_copied_in_another_thread_than_the_loops() -> None:
+    done = subprocess.run([sys.executable, "-c", ACTOR], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr

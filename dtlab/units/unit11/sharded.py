@@ -369,6 +369,7 @@ def _bytes(value: Any) -> int:
 
 # Rows of the parameters, f for float32 and b for bfloat16, and the number of servers. In their
 # order, by their number or by their elements, they are divided badly.
+_DTYPES = {"f": "float32", "b": "bfloat16"}
 _ROWS = (
     ("3b 6b 4b 7f 1f 3f 3b", 2),
     ("6f 2b 2b 5f 6b 1b 5b", 2),
@@ -381,15 +382,11 @@ def _trials(seed: int) -> list[Trial]:
 
     def case(rows: str, servers: int) -> Divided:
         times, columns = draw.randint(1, 4), draw.randint(5, 40)
-        sizes = (
-            (
-                f"layer{number}",
-                (times * int(row), columns),
-                {"f": "float32", "b": "bfloat16"}[kind],
-            )
-            for number, (row, kind) in enumerate(rows.split())
+        sizes = tuple(
+            (f"layer{number}", (times * int(row[0]), columns), _DTYPES[row[1]])
+            for number, row in enumerate(rows.split())
         )
-        return Divided(draw.randrange(10**6), tuple(sizes), servers)
+        return Divided(draw.randrange(10**6), sizes, servers)
 
     return [Trial(1, [case(rows, servers) for rows, servers in _ROWS])]
 
