@@ -220,7 +220,10 @@ def _wrong_calls(
     for number in range(servers):
         times = sum(call["of"] == number for call in calls)
         if times != 1:
-            return f"{name} calls server {number} {counted(times, 'time')}. Call each once."
+            calls_it = (
+                f"calls server {number} {times} times" if times else f"leaves out server {number}"
+            )
+            return f"{name} {calls_it}. Call each server once."
     other = next((c for c in calls if (c["worker"], c["step_of"]) != (worker, step)), None)
     if other is not None:
         return f"server {other['of']} gets another worker or step than {name} does."
