@@ -131,8 +131,8 @@ class Divided(Faulty):
         if max(loads) > NEAR * self.fair:
             yield (
                 "shards",
-                f"the servers keep {', '.join(amount(load) for load in loads)}; at most "
-                f"{amount(self.fair)} each are possible. Go through the parameters from the "
+                f"the servers keep {' and '.join(f'{load:,}' for load in loads)} bytes; at most "
+                f"{self.fair:,} each are possible. Go through the parameters from the "
                 "largest (in bytes) to the smallest: which server has the least so far?",
             )
 
