@@ -524,7 +524,7 @@ def test_a_broadcast_wants_the_sources_values() -> None:
     source, other = call.inputs(3)[2], call.inputs(3)[1]
     assert not call.mistake([Answer(source)] * 3)
     assert call.mistake([Answer(source), Answer(other), Answer(source)]) == (
-        "rank 1: elements 0 to 4 hold the values of rank 1, not those of rank 2. `tensor` is "
+        "rank 1: elements 0 to 4 hold the values of rank 1, not those of rank 2.\n`tensor` is "
         "unchanged: receive into it, or copy the received values into it."
     )
     assert [call.needs(rank, 3) for rank in range(3)] == [20, 20, 0]

@@ -155,7 +155,7 @@ def test_a_case_that_hangs_is_run_again(capsys: pytest.CaptureFixture[str]) -> N
     assert html.escape(call) in report._repr_html_()
     out = shown_by(call, receives_first, capsys)
     assert out.startswith("Case 1 of 17 of 01/ring_all_reduce: 4 ranks, 1,048,576 elements. ")
-    assert "So in 303 the values of rank 1 are missing, and 363 has them twice." in out
+    assert "So in 303 the values of rank 1 are missing, 363 has them twice, and" in out
     assert "rank 2: I hold [100.0, 200.0, 300.0]" in out
     assert "What each rank waits for: rank 0 waits in recv for rank 1; rank 1" in out
     assert "Post the send first" in out

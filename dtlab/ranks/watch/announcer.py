@@ -154,10 +154,13 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
             if verb != "sends to":
                 missed = f"does not receive the message of rank {other}"
             return (
-                f"this rank {verb} itself{there}, and {missed}. With two ranks, the other one is "
-                "1 - rank."
+                f"this rank {verb} itself{there}, and {missed}. If you mean the other of the two "
+                "ranks: it is 1 - rank."
             )
-        return f"a rank {verb} itself{there}. A message needs two ranks; with one, send nothing."
+        advice = "With one rank, no message is needed: N - 1 rounds are 0 rounds."
+        if size > 1:
+            advice = "Check how you compute the number of the other rank."
+        return f"a rank {verb} itself{there}. {advice}"
     text = _no_such_rank(f"rank {own} {verb}", peer, members)
     number = members.index(own) if own in members else own
     if peer in members:  # a global rank, where a number in the group is expected

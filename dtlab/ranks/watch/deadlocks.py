@@ -178,7 +178,10 @@ def _missing_partner(finding: Finding) -> str:
             return f"Rank {op.rank} waits for one more message, but all other ranks are done."
     circle = _circle(finding.ops)
     if circle:
-        return f"The ranks wait in a circle: {circle}. {NEIGHBOURS}"
+        return (
+            f"The ranks wait in a circle: {circle}. {NEIGHBOURS} If all neighbours are right, a "
+            "rank waits too early: check the order of the calls."
+        )
     return f"Each rank waits for a rank that waits for another one. {NEIGHBOURS}"
 
 

@@ -65,7 +65,8 @@ class Call(Case):
     note = ""
     legend = (
         "the last digit of a sum comes from rank 0, the one before it from rank 1. So in 303 the "
-        "values of rank 1 are missing, and 363 has them twice."
+        "values of rank 1 are missing, 363 has them twice, and in 353 they belong to another "
+        "element."
     )
     unchanged = (
         "`tensor` is unchanged: write the sums into it, with += or copy_(). chunks[i] = ... "
@@ -188,7 +189,7 @@ class Call(Case):
         parts = {other: self.part(tensor, members, rank) for other, tensor in inputs.items()}
         sentence = wrong_sum(answer.result, parts, self.wanted(members))
         if sentence and answer.returned is None and answer.result.equal(inputs[rank]):
-            return f"{sentence} {self.unchanged}"
+            return f"{sentence}\n{self.unchanged}"
         is_right = answer.returned is not None and answer.returned.equal(
             total(parts, self.wanted(members))
         )
@@ -200,6 +201,15 @@ class Call(Case):
         )
 
 
+_NO_PLACE = (
+    "The last place is N - 1: in the last round some ranks have no rank left to send to. With "
+    "% N, a place that does not exist becomes a rank that has the tensor already."
+)
+_ROUNDS = (
+    "Write down which places send and which receive in each round: a place receives only in the "
+    "round in which the tensor reaches it. And turn places into ranks, (place + root) % N, both "
+    "where you send and where you receive."
+)
 _KNOWN = {
     "Group None is not registered": "`group` is None here: this is the default group, in which "
     "global ranks are group ranks. Call dist.get_group_rank only if `group` is not None.",
@@ -276,6 +286,15 @@ class Broadcast(Call):
     legend = "the zeros at the end of a value count the rank that it comes from."
     unchanged = "`tensor` is unchanged: receive into it, or copy the received values into it."
     note = "`src` is a global rank; dist.get_group_rank(group, src) is its number in the group."
+
+    def advice(self, trouble: str) -> str:
+        """Advice that also explains hangs: a place that does not exist, or a wrong round."""
+        if self.groups or "itself. With one rank" in trouble:
+            return super().advice(trouble)
+        if "is done and never receives" in trouble:
+            return _NO_PLACE
+        is_late = "did not finish" in trouble and "Every rank receives before" not in trouble
+        return _ROUNDS if is_late or "itself." in trouble else super().advice(trouble)
 
     def __str__(self) -> str:
         sources = " and ".join(str(self.wanted(group)[0]) for group in self.groups)

@@ -16,10 +16,14 @@ from dtlab.units.unit01.calls import Call
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["Message", "after_result", "calls_of", "chunks_pattern", "first_mistake",
+__all__ = ["DIRECTION", "Message", "after_result", "calls_of", "chunks_pattern", "first_mistake",
            "judge_result", "judge_sent", "judge_subgroups", "messages", "other_dtype",
            "over_the_world", "sizes_pattern", "world_sizes_right"]  # fmt: skip
 
+DIRECTION = (
+    "If you send to rank + 1, the number of the chunk goes one back in each round; if you send to "
+    "rank - 1, one forward."
+)
 _POINT_TO_POINT = {"send", "recv", "barrier"}
 
 
@@ -100,8 +104,21 @@ def _unseen_source(run: Observation) -> str:
 
 def first_mistake(seen: Seen) -> str:
     """The first mistake, or "". A wrong result comes first: it is often why messages misfit."""
-    in_order = sorted(seen, key=lambda run: run.hung)
-    return next((mistake for run in in_order for mistake in run.mistakes), "")
+    run = _first_wrong(seen)
+    return run.mistakes[0] if run is not None else ""
+
+
+def _first_wrong(seen: Seen) -> Observation | None:
+    return next((run for run in sorted(seen, key=lambda run: run.hung) if run.mistakes), None)
+
+
+def _too_early(seen: Seen) -> str:
+    """The first mistake without advice on its values, if a missing `wait` can explain them."""
+    run = _first_wrong(seen)
+    if run is None or run.error is not None or not run.warnings:
+        return ""
+    sentence = run.mistakes[0].partition("\n")[0]
+    return f"{sentence}\nA missing wait() can explain these values: mend it first."
 
 
 def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
@@ -114,6 +131,7 @@ def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
         world = over_the_world(seen)
         mistake = first_mistake(world)
         wrong = f"{mistake}\n{pattern(world)}".rstrip() if mistake else by_luck(world)
+        wrong = _too_early(world) or wrong
         wrong = _moved_by_other_code(seen) or wrong
         return lost(wrong) if wrong else ok(right)
 
@@ -222,10 +240,7 @@ def _why_not_on_three(seen: Seen) -> str:
             ": the whole tensor that arrives is a sum already, which you add to your own sum. "
             "Send one chunk in each round."
         )
-    return (
-        ", where both neighbours are one rank: check the direction. If you send to rank + 1, the "
-        "number of the chunk goes one back in each round; if you send to rank - 1, one forward."
-    )
+    return f", where both neighbours are one rank: check the direction. {DIRECTION}"
 
 
 def _only_uneven_is_wrong(run: Observation) -> bool:

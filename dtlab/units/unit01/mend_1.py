@@ -43,6 +43,15 @@ class Blocks(Returning):
     def given(self, rank: int, world_size: int) -> tuple[torch.Tensor, int]:
         return labelled(self.seed, self.size, rank), self.per_node
 
+    def advice(self, trouble: str) -> str:
+        """Advice on a rank that is alone on its node."""
+        if "itself" not in trouble or self.per_node > 1:
+            return ""
+        return (
+            "Here each rank is alone on its node and has all blocks: with N ranks on a node there "
+            "are N-1 rounds, here none."
+        )
+
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         blocks = [labelled(self.seed, self.size, rank) for rank in range(len(results))]
         for rank, noted in enumerate(results):

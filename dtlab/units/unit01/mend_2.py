@@ -35,6 +35,10 @@ _USUAL: tuple[tuple[Callable[..., Any], str], ...] = (  # common wrong gradients
     ),
     (lambda good, ranks: sum(good), "Each step uses the sum of the gradients."),
 )
+_DIFFERENT = (
+    "The ranks end with different weights: some make a step that others leave out. Every rank "
+    "must make the same steps, also a rank with a bad batch."
+)
 _OTHERWISE = (
     "Go through the steps: which gradients are in the sum, and by what number is it divided?"
 )
@@ -93,12 +97,20 @@ class Batches(Returning):
                 )
             elif not _near(got, right):
                 why = [hint for mean, hint in _USUAL if _near(got, self.weights(ranks, mean))]
-                advice = why[0] if why else _OTHERWISE
+                advice = _DIFFERENT if _differ(results) else why[0] if why else _OTHERWISE
                 yield "result", f"rank {rank}: the weights are not right. {advice}"
 
 
 def _near(got: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool((got.double() - wanted).abs().max() <= 0.1)  # the weights are in the thousands
+
+
+def _differ(results: Sequence[Noted]) -> bool:
+    """Whether ranks return weights of one shape that are not alike."""
+    weights = [noted["returned"] for noted in results]
+    if any(isinstance(each, str | list) or each.shape != weights[0].shape for each in weights):
+        return False
+    return not all(_near(each, weights[0].double()) for each in weights[1:])
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import labelled, wrong_sum
+from dtlab.grading.checking.values import labelled, total, wrong_sum
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.waits import judge_waits
 from dtlab.predict.units import counted
-from dtlab.units.unit01.mending import BYTES, ELEMENTS, all_reduced, mend, traffic
+from dtlab.units.unit01.mending import BYTES, ELEMENTS, all_reduced, mend, same, traffic
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,9 @@ class Grid(Faulty):
             for which, (name, members) in enumerate((("outputs", row), ("gradients", column))):
                 parts = {other: inputs[other][which] for other in ranks}
                 wrong = wrong_sum(noted[name], parts, members)
+                swapped = total(parts, column if members is row else row)
+                if wrong and same(noted[name], swapped):
+                    wrong += " Sum the outputs over the row, and the gradients over the column."
                 if wrong:
                     yield "result", f"rank {rank}, {name}: {wrong}"
 

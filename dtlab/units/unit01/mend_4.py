@@ -47,6 +47,12 @@ class Strips(Returning):
         """The rows of all ranks."""
         return [row for rank in range(ranks) for row in self.given(rank, ranks)[0]]
 
+    def advice(self, trouble: str) -> str:
+        """Advice on neighbours of which one is the rank itself."""
+        if "itself" not in trouble:
+            return ""
+        return "The field is periodic: the rows above and below are those of rank ± 1, modulo N."
+
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         field, rows = self.field(len(results)), self.height + 2
         for rank, noted in enumerate(results):

@@ -31,6 +31,9 @@ _NOT_CONTIGUOUS = (
     " An all-reduce of a slice that is not contiguous has summed elements that follow one another "
     "in memory, not those of the slice."
 )
+_UNCHANGED = (
+    " The table is unchanged: a sum in a copy is not in the table until you write it back."
+)
 _CLASSES = 300  # rows of the table in the trial that measures traffic
 
 
@@ -65,16 +68,33 @@ class Columns(Returning):
                 parts = {other: values[:, column] for other, values in tables.items()}
                 wrong = wrong_sum(table[:, column], parts, list(tables))
                 if wrong:
-                    summed = total(tables, list(tables)).flatten()[: 2 * self.classes]
-                    is_in_memory_order = table.flatten()[: 2 * self.classes].equal(summed)
-                    why = _NOT_CONTIGUOUS * is_in_memory_order
+                    why = _NOT_CONTIGUOUS * self._in_memory_order(table, tables, rank)
+                    why = _UNCHANGED if same(table, tables[rank]) else why
                     yield "result", f"rank {rank}, column {column}: {wrong}{why}"
             if not same(table[:, 2], tables[rank][:, 2]):
                 message = "column 2 has changed. Each rank must keep its own column 2."
                 yield "result", f"rank {rank}: {message}"
             if not are_tensors([samples], 1) or not same(samples.view(-1), wanted.view(-1)):
                 message = "return the number of samples of all ranks, as before."
+                if are_tensors([samples], 1) and (samples == len(results) * wanted).all():
+                    message += " You sum them once more, after column 1 holds the sum."
                 yield "result", f"rank {rank}: {message}"
+
+    def _in_memory_order(
+        self, table: torch.Tensor, tables: Mapping[int, torch.Tensor], rank: int
+    ) -> bool:
+        """Whether all-reduces of both columns, or of each, have begun where the slice begins."""
+        count = self.classes
+        for slices in ([(0, 2 * count)], [(0, count), (1, count)]):
+            rows = {other: each.flatten().clone() for other, each in tables.items()}
+            for start, length in slices:
+                part = slice(start, start + length)
+                summed = total({other: row[part] for other, row in rows.items()}, list(rows))
+                for row in rows.values():
+                    row[part] = summed
+            if same(table.flatten(), rows[rank]):
+                return True
+        return False
 
 
 # The diagnosis: which elements the all-reduce really sums ---------------------------------------
@@ -93,8 +113,8 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
         return f"{short(diagnosis['bytes'])} is not a number of bytes. {_FORM}"
     if size not in sizes:
         return (
-            f"the trace has no all_reduce of {size} bytes. How many elements does each all_reduce "
-            "have, and how many bytes does an element take?"
+            f"with {case.classes} classes, the trace has no all_reduce of {size} bytes. How many "
+            "elements does each all_reduce have, and how many bytes does an element take?"
         )
     if size != sizes[-1]:
         return f"the all_reduce of {amount(sizes[0])} sums the samples, and is correct."

@@ -10,6 +10,7 @@ from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
 from dtlab.units.unit01.calls import AllReduce, draw_groups
 from dtlab.units.unit01.judges import (
+    DIRECTION,
     calls_of,
     chunks_pattern,
     first_mistake,
@@ -55,9 +56,9 @@ def _pattern(seen: Seen) -> str:
         )
     if " hold" in mistake or " should be " in mistake:
         return (
-            "You send as many bytes as a ring, so look at the numbers of the chunks. Print which "
-            "chunk you send and which one you receive in each round, and compare them with the "
-            "drawing in the text."
+            f"You send as many bytes as a ring, so look at the numbers of the chunks. {DIRECTION} "
+            "Print which chunk you send and which one you receive in each round, and compare them "
+            "with the drawing in the text."
         )
     return ""
 

@@ -90,6 +90,8 @@ class Balancing(Faulty):
         if [] in cut:
             number = cut.index([])
             return f"stage {number} has no layer. How many layers are left for it?"
+        if [layer for stage in cut for layer in stage] == [int(cost) for cost in self.costs]:
+            return f"{text} holds the layers' costs. Return their numbers, from 0, for each stage."
         odd = odd_layers(cut, len(self.costs))
         return f"{text} must have each layer once, in order ({odd})." if odd else ""
 

@@ -98,11 +98,11 @@ _MISTAKES: Final[Mapping[str, Mapping[str, Callable[[Schedule], list[int]]]]] = 
             ),
         },
         "halves": {
-            "That is held before the first I, as if I freed a microbatch, but only W does: it "
-            "needs the activations too.": _on_each_rank(
+            "That is held before the first I, but the rank holds more later: only W frees a "
+            "microbatch, since W needs the activations too.": _on_each_rank(
                 lambda row: max(_held(row, {"F": 1, "B": -1, "I": -1}))
             ),
-            "That counts down at B only, but here backward is split: W frees the microbatch.": (
+            "That is the number of its F. Here backward is split, and W frees the microbatch.": (
                 _on_each_rank(lambda row: max(_held(row, {"F": 1, "B": -1})))
             ),
         },

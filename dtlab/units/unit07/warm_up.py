@@ -67,9 +67,11 @@ class Warming(Faulty):
             return "That is the most that it holds, which includes the forward of the first pair."
         if numbers == [min(each, self.count) for each in ranks]:
             return "That is the reverse order: which rank waits longest for a gradient?"
+        few = counted(self.count, "microbatch", "microbatches")
+        more = f", and the step has {few}" if self.count < behind else ""
         return (
-            f"{counted(behind, 'stage')} {'comes' if behind == 1 else 'come'} after it. How many "
-            "forwards can it do until the gradient of its first microbatch arrives?"
+            f"{counted(behind, 'stage')} {'comes' if behind == 1 else 'come'} after it{more}. How "
+            "many forwards can it do until the gradient of its first microbatch arrives?"
         )
 
 

@@ -33,6 +33,7 @@ __all__ = ["PART", "Killed", "Resumed", "Training", "differences", "start", "uni
 
 FINISHED, ALLOWED = ("dtlab.training.checkpoint",), ("Samples",)
 SAMPLES, BATCH, FEATURES, CLASSES = 22, 4, 6, 3
+LIMIT = 10.0  # seconds for a trial: a run trains for a while, also on a busy machine
 MOST_OPERATIONS = 40  # on files, in one of which a run is killed
 
 
@@ -363,8 +364,8 @@ def _trials(seed: int) -> list[Trial]:
             case("goes_on", 6, 3, 2),
             case("goes_on", 12, 4, 7, 9),
             case("goes_on", 6, 2, 6),
-        ]),
-        Trial(1, [case("atomic", 5, 2)]),
+        ], limit=LIMIT),
+        Trial(1, [case("atomic", 5, 2)], limit=LIMIT),
     ]  # fmt: skip
 
 

@@ -131,8 +131,8 @@ class Divided(Faulty):
         if max(loads) > NEAR * self.fair:
             yield (
                 "shards",
-                f"the servers keep {', '.join(amount(load) for load in loads)}; at most "
-                f"{amount(self.fair)} each are possible. Go through the parameters from the "
+                f"the servers keep {' and '.join(f'{load:,}' for load in loads)} bytes; at most "
+                f"{self.fair:,} each are possible. Go through the parameters from the "
                 "largest (in bytes) to the smallest: which server has the least so far?",
             )
 
@@ -220,7 +220,10 @@ def _wrong_calls(
     for number in range(servers):
         times = sum(call["of"] == number for call in calls)
         if times != 1:
-            return f"{name} calls server {number} {counted(times, 'time')}. Call each once."
+            calls_it = (
+                f"calls server {number} {times} times" if times else f"leaves out server {number}"
+            )
+            return f"{name} {calls_it}. Call each server once."
     other = next((c for c in calls if (c["worker"], c["step_of"]) != (worker, step)), None)
     if other is not None:
         return f"server {other['of']} gets another worker or step than {name} does."

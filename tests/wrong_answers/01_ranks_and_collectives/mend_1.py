@@ -261,6 +261,14 @@ def once_round_and_home_again(block, per_node):
 
 
 @mended
+def one_round_too_many(block, per_node):
+    _, right, left = neighbours(per_node)
+    blocks = ring(block, per_node, posted)
+    posted(block, torch.empty_like(block), right, left)
+    return blocks
+
+
+@mended
 def fp64_on_the_wire(block, per_node):
     return [one.float() for one in ring(block.double(), per_node, posted)]
 
@@ -350,6 +358,7 @@ WRONG = {
     one_round_short: {"result": "rank 0: place 1 holds other values"},
     in_the_order_in_which_they_came: {"result": "rank 0: place 1 holds the block of rank 2"},
     blocks_of_all_ranks: {"result": "return a list of 1 block,"},
+    one_round_too_many: {"result": "each rank is alone on its node and has all blocks"},
     stacked_into_one_tensor: {"result": "return a list of 1 block,"},
     not_written: {"result": "not_written is not written yet"},
     finished_all_gather: {"traffic": "rank 0 calls all_gather"},

@@ -176,6 +176,15 @@ def counted_by_good_ranks_only(batches):
 
 
 @mended
+def step_of_good_ranks_only(batches):
+    def mean(gradient):
+        step = in_two_sums(gradient)
+        return step if is_good(gradient) else torch.zeros_like(gradient)
+
+    return trained(batches, mean)
+
+
+@mended
 def own_step_where_all_are_good(batches):
     return trained(batches, lambda gradient: in_two_sums(gradient) if is_good(gradient) else 0.0)
 
@@ -312,6 +321,7 @@ WRONG = {
     nothing_good_divides_by_zero: {"result": "the weights are not finite"},
     a_barrier_in_its_place: {"result": "the calls of the ranks do not match"},
     counted_by_good_ranks_only: {"result": ""},
+    step_of_good_ranks_only: {"result": "The ranks end with different weights"},
     own_step_where_all_are_good: {"result": "the calls of the ranks do not match"},
     nothing_returned: {"result": "return a tensor with the shape and dtype"},
     not_written: {"result": "not_written is not written yet"},

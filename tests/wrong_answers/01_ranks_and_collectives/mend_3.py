@@ -296,7 +296,7 @@ WRONG = {
     a_barrier_between: {"result": "the ranks did not finish"},
     asynchronous_but_waited_for_at_once: {"result": "the ranks did not finish"},
     only_members_make_a_group: {"result": ""},
-    rows_and_columns_mixed_up: {"result": "rank 0, outputs: elements"},
+    rows_and_columns_mixed_up: {"result": "Sum the outputs over the row, and the gradients"},
     over_all_ranks: {"result": "outputs: "},
     averages: {"result": "this is the average; the sum is asked for"},
     columns_left_out: {"result": "rank 0, gradients: "},

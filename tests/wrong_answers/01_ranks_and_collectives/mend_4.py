@@ -117,6 +117,14 @@ def right_on_two_ranks_only(strip):
 
 
 @mended
+def neighbours_stop_at_the_ends(strip):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    top, bottom = torch.empty_like(strip[:1]), torch.empty_like(strip[:1])
+    in_the_same_order(strip, top, bottom, max(rank - 1, 0), min(rank + 1, size - 1))
+    return torch.cat([top, strip, bottom])
+
+
+@mended
 def both_orders_turned_round(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[-1:], dst=below), dist.isend(strip[:1], dst=above)]
@@ -335,6 +343,7 @@ WRONG = {
     ranks_left_open: {"diagnosis": "'ranks' is not filled in"},
     still_broken: {"result": "rank 0: place 0 holds row"},
     right_on_two_ranks_only: {"result": "rank 0: place 0 holds row"},
+    neighbours_stop_at_the_ends: {"result": "The field is periodic"},
     both_orders_turned_round: {"result": "rank 0: place 0 holds row"},
     a_barrier_before_the_receives: {"result": "rank 0: place 0 holds row"},
     all_send_first: {"result": "the ranks did not finish"},

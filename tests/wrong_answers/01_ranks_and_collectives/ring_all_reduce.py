@@ -682,7 +682,7 @@ WRONG = {
     adds_in_both_halves: {"result": "the finished chunk that arrives replaces yours: copy_()"},
     receives_into_its_own_chunk: {"result": "receive into a separate buffer"},
     one_round_too_many: {
-        "result": "A message needs two ranks; with one, send nothing",
+        "result": "With one rank, no message is needed: N - 1 rounds are 0 rounds",
         "bytes": "Some chunks are sent further than needed",
         "rounds": "7 rounds on 4 ranks; a ring needs 2(N-1) = 6. Stop after 2(N-1) rounds",
     },
@@ -700,7 +700,7 @@ WRONG = {
     },
     every_rank_with_every_other: {"neighbours": "rank 0 exchanges messages with rank 2 too"},
     half_a_chunk_in_a_round: {"rounds": "send a whole chunk in one message"},
-    buffer_read_before_it_is_full: {"result": " ranks, "},
+    buffer_read_before_it_is_full: {"result": "explain these values: mend it first.\nwarning: "},
     nobody_waits_for_what_is_sent: {"result": "does not wait for its dist.isend"},
     one_neighbour_for_all: {"bytes": "The ranks do not share the work"},
     ignores_the_group: {"subgroups": "Pass `group` to every call"},

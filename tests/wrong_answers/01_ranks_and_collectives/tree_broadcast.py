@@ -231,6 +231,31 @@ def does_nothing(tensor, src, group=None):
     pass
 
 
+def receives_before_its_round(tensor, src, group=None):
+    size = dist.get_world_size(group)
+    root = src if group is None else dist.get_group_rank(group, src)
+    place, have = (dist.get_rank(group) - root) % size, 1
+    while have < size:
+        if place < have:
+            if place + have < size:
+                dist.send(tensor, group=group, group_dst=(place + have + root) % size)
+        else:
+            dist.recv(tensor, group=group, group_src=(place - have + root) % size)
+        have *= 2
+
+
+def sends_to_places_beyond_the_last(tensor, src, group=None):
+    size = dist.get_world_size(group)
+    root = src if group is None else dist.get_group_rank(group, src)
+    place, have = (dist.get_rank(group) - root) % size, 1
+    while have < size:
+        if place < have:
+            dist.send(tensor, group=group, group_dst=(place + have + root) % size)
+        elif place < 2 * have:
+            dist.recv(tensor, group=group, group_src=(place - have + root) % size)
+        have *= 2
+
+
 # Right, written differently --------------------------------------------------------------------
 
 
@@ -307,6 +332,8 @@ WRONG = {
     finished_tree: {"result": "dtlab.collectives.tree_broadcast does the work for you"},
     broadcast_below_the_recorder: {"result": "left it as the operating system counts"},
     through_the_store: {"result": "the data arrived another way"},
+    receives_before_its_round: {"result": "a place receives only in the round in which"},
+    sends_to_places_beyond_the_last: {"result": "The last place is N - 1"},
     everyone_receives_first: {"result": "the ranks did not finish"},
     untouched: {"result": "tree_broadcast is not written yet"},
     does_nothing: {"result": "hold the values of rank 1, not those of rank 0"},

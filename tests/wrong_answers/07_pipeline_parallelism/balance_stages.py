@@ -281,7 +281,7 @@ WRONG = {
     untouched: {"cut": "is not written yet"},
     nothing: {"cut": "returns None"},
     numbers_of_layers: {"cut": "it returns ["},
-    costs_in_place_of_layers: {"cut": "(missing: "},
+    costs_in_place_of_layers: {"cut": "holds the layers' costs. Return their numbers"},
     by_the_library: {"cut": "finished code"},
     dealt_out: {"cut": "a stage has consecutive layers"},
     heaviest_first: {"cut": "a stage has consecutive layers"},

@@ -125,7 +125,7 @@ WRONG = {
     two_for_each_stage_behind: {"steady": "stages come after it", "few": "after it"},
     all_of_them: {"steady": "stages come after it", "last": "", "few": ""},
     no_limit: {"few": "The step has only"},
-    leaves_one_for_the_turns: {"few": "after it"},
+    leaves_one_for_the_turns: {"few": "stages come after it, and the step has "},
     none_where_there_are_few: {"few": "0 is wrong for rank 0"},
     all_where_there_are_few: {"few": ""},
     negative_on_the_last: {"last": "as soon as"},
