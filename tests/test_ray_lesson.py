@@ -77,7 +77,7 @@ assert min((0.05, 0.2, 0.8), key=lambda rate: sweep[rate, 16]) == 0.05, sweep
 at = lambda interval: goodput(interval, SAVE, between, RESTART)
 assert at(120) < at(young) > at(3600) and at(best) > 0.9
 """,
-    "broken-run": "assert not same and rate > 5 * 0.3 * 0.95**90, rate",
+    "broken-run": "assert not same and rates['schedule'] > 5 * rates['nothing'], rates",
     "serve-run": """
 assert max(test.replicas) == 3 and test.replicas[-1] == 1, test
 assert sum(right) > 0.85 * len(right)
