@@ -33,7 +33,7 @@ __all__ = ["PART", "Killed", "Resumed", "Training", "differences", "start", "uni
 
 FINISHED, ALLOWED = ("dtlab.training.checkpoint",), ("Samples",)
 SAMPLES, BATCH, FEATURES, CLASSES = 22, 4, 6, 3
-LIMIT = 10.0  # seconds for a trial: a run trains for a while, also on a busy machine
+LIMIT = 15.0  # seconds for a trial: a run trains for a while, also on a busy machine
 MOST_OPERATIONS = 40  # on files, in one of which a run is killed
 
 
