@@ -13,6 +13,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from dtlab.errors import DtlabError
 from dtlab.grading import find_part, known_parts
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
@@ -88,6 +89,8 @@ def test_a_step_in_seconds_by_hand() -> None:
     one = Setting(2, 2, 1.0, 1.0, 2.0, 1.0, 0.0)
     assert needs_of(one.given, one_f_one_b(2, 2)) == (3 * (2 + 4), 2)
     assert needs_of(one.given, gpipe(2, 1)) == (2 * (3 + 7), 2)
+    with pytest.raises(DtlabError, match="has 1 stage, but this setting has 2 ranks"):
+        needs_of(one.given, gpipe(1, 2))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5])

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from dtlab.errors import DtlabError
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.grading.checking.trials import Trial
@@ -83,7 +84,13 @@ class Setting:
 def costs_of(given: Mapping[str, Any], schedule: Iterable[Row]) -> tuple[Costs, float]:
     """The costs of a stage, and its memory for a microbatch in samples of a whole rank."""
     setting, rows = Setting(**given), as_schedule(schedule)
-    share = setting.samples / _num_microbatches(rows) / (len(stage_ranks(rows)) // setting.ranks)
+    stages = len(stage_ranks(rows))
+    if stages < setting.ranks:
+        raise DtlabError(
+            f"the schedule has {counted(stages, 'stage')}, but this setting has "
+            f"{counted(setting.ranks, 'rank')}: give each rank at least one stage."
+        )
+    share = setting.samples / _num_microbatches(rows) / (stages // setting.ranks)
     costs = Costs(
         setting.fixed + share * setting.forward,
         setting.fixed + share * setting.backward_input,
