@@ -250,6 +250,7 @@ WRONG = {
 }
 
 EQUIVALENT = changes_alike(seed=3) | {
+    "diagnosis_3 = {'line': 17} -> diagnosis_3 = {'line': 18}": "either line may be mended",
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
