@@ -30,7 +30,10 @@ ANSWERS = ROOT / "tests" / "wrong_answers"
 PARTS = [part for part in known_parts() if not isinstance(part.check, Questions | Defence)]
 RING, TREE = find_part("01/ring_all_reduce"), find_part("01/tree_broadcast")
 # Scripts whose mending takes more than a line or two.
-LONG = {"02/script_4", "02/script_6", "02/script_8", "05/run_c", "07/run_a", "09/run_a"}
+LONG = {
+    "02/script_4", "02/script_6", "02/script_8", "05/run_c", "07/run_a", "09/run_a",
+    "11/killed_job",
+}  # fmt: skip
 SHORT = {"01/mend_4", "06/g", "07/warm_up"}  # one or two lines: all right answers are the same
 SCRIPTS = [p for p in PARTS if isinstance(p.check, MendScript) and p.name not in LONG]
 WRITTEN = [part for part in PARTS if part not in SCRIPTS and part.name not in SHORT]
@@ -104,6 +107,12 @@ class Renamed(ast.NodeTransformer):
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.arg, node.annotation = self.names[node.arg], ast.Name("object")
+        return node
+
+    def visit_Lambda(self, node: ast.Lambda) -> ast.AST:
+        for one in node.args.args:  # these have no annotations
+            one.arg = self.names[one.arg]
+        node.body = self.visit(node.body)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:

@@ -81,6 +81,8 @@ def test_a_part_uses_no_names_of_another_part(part: Part) -> None:
                 used.add(name)
             case ast.Name(name) | ast.arg(name) | ast.FunctionDef(name) | ast.ClassDef(name):
                 given.add(name)
+            case ast.AsyncFunctionDef(name):
+                given.add(name)
             case ast.ExceptHandler(_, str(name)):
                 given.add(name)
             case ast.alias(name, alias):

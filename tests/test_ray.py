@@ -101,8 +101,8 @@ def program(code: str, path: Path) -> Marked:
     path.write_text(code)
     return Marked(
         lambda env: subprocess.Popen(
-            [sys.executable, str(path)], env=env, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, str(path)], env=env, cwd=path.parent, start_new_session=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
     )  # fmt: skip
 
@@ -156,6 +156,8 @@ class TestLaunch:
         An agent that is killed is an error, and the next launch works.
         """
         folder = cluster.short_folder()
+        (script.parent / "lacks" / "dtlab").mkdir(parents=True)
+        (script.parent / "lacks" / "dtlab" / "__init__.py").write_text(LACKS)
         monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
@@ -177,6 +179,7 @@ class TestLaunch:
             assert run.process.returncode == 0, out + error
             assert "no free CPU for 3 s" in out
             assert "another version, and this machine" in out
+            assert "installed as on this machine. Ray says: ImportError: no dtlab here\n" in out
             assert "3 ranks on gloo" in out
             assert "the process that ran the ranks on the Ray cluster has ended" in out
             assert "2 ranks on gloo" in out
@@ -188,6 +191,7 @@ class TestLaunch:
             subprocess.run(["rm", "-rf", folder], check=True)
 
 
+LACKS = "raise ImportError('no dtlab here')"
 BUSY = """
 import threading
 import ray
@@ -211,6 +215,12 @@ try:
 except dtlab.DtlabError as error:
     print(error)
 del busy
+lacks = {"env_vars": {"PYTHONPATH": os.path.dirname(__file__) + "/lacks"}}
+agent = ray.remote(num_cpus=0, runtime_env=lacks)(engine.Agent).remote()
+try:
+    cluster.demand_our_version(ray, [agent])
+except dtlab.DtlabError as error:
+    print(error)
 print(dtlab.launch(mean, 1.0, engine="ray", world_size=3))
 
 (agent,) = engine._AGENTS.values()

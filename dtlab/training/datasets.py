@@ -61,15 +61,16 @@ def _table_of_digits() -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     Importing scikit-learn takes a second on every rank; reading its file takes milliseconds.
     """
     spec = importlib.util.find_spec("sklearn")
-    if spec is None:
-        raise DtlabError(
-            "the handwritten digits come with scikit-learn, which is not installed here. To "
-            "install it: pip install scikit-learn"
-        )
     places = spec.submodule_search_locations if spec else None
     file = Path(places[0], "datasets", "data", "digits.csv.gz") if places else Path()
     if not file.is_file():  # another release of scikit-learn may have the file elsewhere
-        from sklearn.datasets import load_digits
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise DtlabError(
+                "the handwritten digits come with scikit-learn, which is not installed here. To "
+                "install it: pip install scikit-learn"
+            ) from error
 
         images, labels = load_digits(return_X_y=True)
         return np.column_stack([images, labels]).astype(np.float32)

@@ -5,7 +5,7 @@ A part consists of the cells from the text with its line of points to its check:
     title, imports, rules      for all parts: kept
     part 1: text with *8 points · 25 minutes · difficulty ●○○*, hints, blank, ..., check
     part 2: ...
-    what is next               kept if the level is complete
+    what is next, a last run   kept if the level is complete
 
 The table in the title loses the rows of removed parts. One sentence replaces the text above the
 table, which describes the complete level.
@@ -49,7 +49,9 @@ def cut(
         if weights.get(part.name, part.points) != part.points:
             _reweigh([cells[place] for place in spans[part.name]], part, weights[part.name])
     gone = {place for part in parts if part.name not in weights for place in spans[part.name]}
-    if not whole or any(_links_elsewhere(cell, names) for cell in cells[end:]):
+    if not whole:
+        gone |= {place for place in range(end, len(cells)) if not _has_points(cells[place])}
+    elif any(_links_elsewhere(cell, names) for cell in cells[end:]):
         gone |= {place for place in range(end, len(cells)) if _is_prose(cells[place])}
     new.cells = [cell for place, cell in enumerate(cells) if place not in gone]
     for cell in filter(_is_prose, new.cells):
@@ -88,10 +90,15 @@ def _line(part: Part) -> str:
     return f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
 
 
+def _has_points(cell: NotebookNode) -> bool:
+    """Whether nbgrader knows the cell."""
+    return bool(cell.metadata.get("nbgrader"))
+
+
 def _is_prose(cell: NotebookNode, about: str = "") -> bool:
     """Whether this is a text cell without nbgrader metadata that contains `about`."""
     return (
-        cell.cell_type == "markdown" and not cell.metadata.get("nbgrader") and about in cell.source
+        cell.cell_type == "markdown" and not _has_points(cell) and about in cell.source
     )
 
 

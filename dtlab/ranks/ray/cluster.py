@@ -124,6 +124,8 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
             with _our_signals(), _progress("Ray is starting"), _environment(_for_workers()):
                 _start(ray, num_cpus, folder)
         else:
+            if running.startswith("127."):  # else Ray connects to another address of this machine
+                undo.enter_context(_on_loopback(ray))
             undo.callback(ray.shutdown)
             with _our_signals(), _progress(f"connecting to the Ray cluster at {running}"):
                 try:
@@ -188,14 +190,15 @@ def _imported(needed_by: str = "") -> Any:
 def _private(ray: Any) -> Iterator[None]:
     """Makes Ray use PRIVATE, though it has read the environment when it was imported."""
     try:
-        with (
-            _environment(PRIVATE),
-            _replaced(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False),
-        ):
+        with _environment(PRIVATE), _on_loopback(ray):
             _read_environment(ray)
             yield
     finally:
         _read_environment(ray)
+
+
+def _on_loopback(ray: Any) -> contextlib.AbstractContextManager[None]:
+    return _replaced(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 @contextlib.contextmanager
@@ -226,9 +229,10 @@ def demand_our_version(ray: Any, actors: Sequence[Any]) -> None:
                 break
         versions = ray.get(asked, timeout=0)
     except ray.exceptions.RayError as error:
+        cause = str(error).strip().rpartition("\n")[2]  # the lines above are Ray's own frames
         raise DtlabError(
             f"no process of dtlab started on the Ray cluster. Every node needs dtlab {ours}, "
-            f"installed as on this machine. Ray says: {error}"
+            f"installed as on this machine. Ray says: {cause}"
         ) from error
     others = sorted({*versions} - {ours})
     if others:

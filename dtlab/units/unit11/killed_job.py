@@ -149,9 +149,9 @@ class Restarted(Faulty):
                 words = "not killed, does not train as the program in the cell above"
                 yield "training", f"rank {rank}, {words}: {where}. Change only what is broken."
         begun = [self.steps - len(runs["second"]["samples"]) for runs in results]
-        kind = "newest" if self.kill.step is not None else "torn"
         for rank, step in enumerate(begun):
             if step != self.newest:
+                kind = "torn" if step > self.newest and self.topic == "torn" else "newest"
                 yield kind, f"rank {rank} goes on from step {step}. {self._advice(step)}"
         for rank, (runs, step) in enumerate(zip(results, begun, strict=True)):
             if step >= 0 and (where := first_difference(runs["whole"], runs["second"], step)):
@@ -253,7 +253,7 @@ def _trials(seed: int) -> list[Trial]:
         (2, Restarted("exact", seed, steps, every, Kill(step=4 * every + 1))),
         (3, Restarted("exact", seed + 1, steps, every, Kill(step=draw.randint(5, 2 * every)))),
         (2, Restarted("torn", seed + 2, steps, every, Kill(writes=4, torn=(torn,)))),
-        (2, Restarted("torn", seed + 3, steps, every, Kill(writes=3, torn=(1 - torn,)))),
+        (2, Restarted("torn", seed + 3, steps, every, Kill(writes=2, torn=(1 - torn,)))),
         (3, Restarted("torn", seed + 4, steps, every, Kill(writes=1, torn=(draw.randint(0, 2),)))),
     ]
     return [Trial(ranks, [case], limit=_LIMIT) for ranks, case in cases]
@@ -267,7 +267,7 @@ PART = script_part(
     (
         rule("training", 1, "a run that is not killed trains as before"),
         rule("exact", 3, "a resumed run equals the run that is not killed, bit for bit"),
-        rule("newest", 2, "it goes on from the newest checkpoint"),
+        rule("newest", 2, "it goes on from the newest checkpoint that all ranks have"),
         rule("torn", 3, "a checkpoint that a rank has only in half does not count on any rank"),
     ),
     [

@@ -174,10 +174,11 @@ def drawn(setting: Setting, history: History, title: str = "Jobs on the cluster"
     """Draw the jobs on each GPU over time."""
     from dtlab.show.figures.orchestration.cluster import JobBar, cluster_lanes
 
-    bars = [
-        JobBar(a.job, a.gpus, a.begin, a.end if a.outcome == "finished" else a.saved, a.end)
-        for a in history.attempts
-    ]
+    bars = []
+    for one in history.attempts:
+        finished = one.outcome == "finished"
+        kept = one.end if finished else one.saved
+        bars.append(JobBar(one.job, one.gpus, one.begin, kept, one.end, finished))
     return cluster_lanes(setting.by_node, bars, setting.failures, title=title)
 
 

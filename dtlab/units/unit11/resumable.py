@@ -29,10 +29,11 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
 
-__all__ = ["PART", "Killed", "Resumed", "Training", "uninterrupted"]
+__all__ = ["PART", "Killed", "Resumed", "Training", "differences", "start", "uninterrupted"]
 
 FINISHED, ALLOWED = ("dtlab.training.checkpoint",), ("Samples",)
 SAMPLES, BATCH, FEATURES, CLASSES = 22, 4, 6, 3
+LIMIT = 15.0  # seconds for a trial: a run trains for a while, also on a busy machine
 MOST_OPERATIONS = 40  # on files, in one of which a run is killed
 
 
@@ -139,7 +140,7 @@ class Resumed(Faulty):
         refused = finished_calls(*FINISHED, refuse=True, allowed=ALLOWED)
         with refused as finished, tempfile.TemporaryDirectory() as folder:
             if calls:
-                runs = [[_start(fn, folder, **run, calls=count) for count in (*calls, None)]]
+                runs = [[start(fn, folder, **run, calls=count) for count in (*calls, None)]]
             else:
                 runs = list(_in_every_operation(fn, folder, run))
         return {"runs": runs, "finished": sorted(finished)}
@@ -160,8 +161,8 @@ class Resumed(Faulty):
                 return
             states = [*run["steps"], run["after"]] if end == self.steps else run["steps"]
             for step, state in enumerate(states, begin):
-                if differences := _differences(state, right[step], step, step == begin > 0):
-                    yield from differences
+                if found := differences(state, right[step], step, step == begin > 0):
+                    yield from found
                     return
             begin = end // self.every * self.every
 
@@ -186,7 +187,7 @@ class Resumed(Faulty):
             wrong = f"fails with {second['error']}"
         elif not last:
             states = enumerate([*second["steps"], second["after"]], begin)
-            last = any(_differences(state, right[step], step) for step, state in states)
+            last = any(differences(state, right[step], step) for step, state in states)
             wrong = "has other values than a run that is not killed"
         if last:
             yield (
@@ -197,7 +198,7 @@ class Resumed(Faulty):
             )
 
 
-def _differences(state: Any, right: Any, step: int, is_loaded: bool = False) -> list[Fault]:
+def differences(state: Any, right: Any, step: int, is_loaded: bool = False) -> list[Fault]:
     """What is not right in a state, each with its criterion."""
     found: dict[str, str] = {}
     when = f"before step {step}" + " (the first after loading)" * is_loaded
@@ -231,18 +232,18 @@ def _in_every_operation(
     for operation in range(1, MOST_OPERATIONS):
         new = os.path.join(folder, str(operation))
         os.mkdir(new)
-        first = _start(fn, new, **run, operation=operation)
+        first = start(fn, new, **run, operation=operation)
         if not first["killed"]:
             return
         try:
-            second = _start(fn, new, **run)
+            second = start(fn, new, **run)
         except Exception as error:  # noqa: BLE001  the answer may raise anything
             message = f"{type(error).__name__}: {error}".splitlines()[0][:150]
             second = {"steps": [], "error": message}
         yield [first, second]
 
 
-def _start(
+def start(
     fn: Callable[..., Any], folder: str, seed: int, steps: int, every: int,
     calls: int | None = None, operation: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
@@ -363,8 +364,8 @@ def _trials(seed: int) -> list[Trial]:
             case("goes_on", 6, 3, 2),
             case("goes_on", 12, 4, 7, 9),
             case("goes_on", 6, 2, 6),
-        ]),
-        Trial(1, [case("atomic", 5, 2)]),
+        ], limit=LIMIT),
+        Trial(1, [case("atomic", 5, 2)], limit=LIMIT),
     ]  # fmt: skip
 
 

@@ -13,7 +13,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -132,8 +131,8 @@ class Divided(Faulty):
         if max(loads) > NEAR * self.fair:
             yield (
                 "shards",
-                f"the servers keep {', '.join(amount(load) for load in loads)}; at most "
-                f"{amount(self.fair)} each are possible. Go through the parameters from the "
+                f"the servers keep {' and '.join(f'{load:,}' for load in loads)} bytes; at most "
+                f"{self.fair:,} each are possible. Go through the parameters from the "
                 "largest (in bytes) to the smallest: which server has the least so far?",
             )
 
@@ -221,7 +220,10 @@ def _wrong_calls(
     for number in range(servers):
         times = sum(call["of"] == number for call in calls)
         if times != 1:
-            return f"{name} calls server {number} {counted(times, 'time')}. Call each once."
+            calls_it = (
+                f"calls server {number} {times} times" if times else f"leaves out server {number}"
+            )
+            return f"{name} {calls_it}. Call each server once."
     other = next((c for c in calls if (c["worker"], c["step_of"]) != (worker, step)), None)
     if other is not None:
         return f"server {other['of']} gets another worker or step than {name} does."
@@ -368,49 +370,28 @@ def _bytes(value: Any) -> int:
 
 # The parameters ----------------------------------------------------------------------------------
 
-
-def _drawn_sizes(draw: random.Random, servers: int) -> tuple[Size, ...]:
-    """Parameters that only the bytes balance: not their order, their number, or their elements."""
-    while True:
-        sizes = [
-            (f"layer{number}", (draw.randint(4, 40), draw.randint(4, 40)),
-             draw.choice(("float32", "float32", "bfloat16")))
-            for number in range(draw.randint(6, 8))
-        ]  # fmt: skip
-        elements = [prod(shape) for _, shape, _ in sizes]
-        bytes_ = [(2 if dtype == "bfloat16" else 4) * prod(shape) for _, shape, dtype in sizes]
-        fair = max(_loads(bytes_, servers))
-        if fair > 1.04 * sum(bytes_) / servers or max(bytes_) > 0.8 * fair:
-            continue
-        if min(map(max, _naive(elements, bytes_, servers))) > 1.1 * NEAR * fair:
-            return tuple(sizes)
-
-
-def _naive(elements: Sequence[int], bytes_: Sequence[int], servers: int) -> Iterator[list[int]]:
-    """The bytes on each server of splits that look fair, and are not."""
-    count, order = len(bytes_), range(len(bytes_))
-    descending = sorted(order, key=lambda n: -elements[n])
-    done = list(accumulate(bytes_, initial=0))
-    splits = [
-        [n % servers for n in order],
-        [n * servers // count for n in order],
-        [min(servers - 1, done[n] * servers // done[-1]) for n in order],
-        [descending.index(n) % servers for n in order],
-    ]
-    loads, by_elements = [0] * servers, [0] * count
-    for n in descending:
-        by_elements[n] = loads.index(min(loads))
-        loads[by_elements[n]] += elements[n]
-    for split in [*splits, by_elements]:
-        yield [sum(bytes_[n] for n in order if split[n] == s) for s in range(servers)]
+# Rows of the parameters, f for float32 and b for bfloat16, and the number of servers. In their
+# order, by their number or by their elements, they are divided badly.
+_DTYPES = {"f": "float32", "b": "bfloat16"}
+_ROWS = (
+    ("3b 6b 4b 7f 1f 3f 3b", 2),
+    ("6f 2b 2b 5f 6b 1b 5b", 2),
+    ("4f 3f 2f 9f 8b 6f 7b 5b", 3),
+)
 
 
 def _trials(seed: int) -> list[Trial]:
     draw = random.Random(seed)
-    return [
-        Trial(1, [Divided(draw.randrange(10**6), _drawn_sizes(draw, servers), servers)
-                  for servers in (2, 2, 3)])
-    ]  # fmt: skip
+
+    def case(rows: str, servers: int) -> Divided:
+        times, columns = draw.randint(1, 4), draw.randint(5, 40)
+        sizes = tuple(
+            (f"layer{number}", (times * int(row[0]), columns), _DTYPES[row[1]])
+            for number, row in enumerate(rows.split())
+        )
+        return Divided(draw.randrange(10**6), sizes, servers)
+
+    return [Trial(1, [case(rows, servers) for rows, servers in _ROWS])]
 
 
 PART = Part(

