@@ -14,6 +14,7 @@ from dtlab.grading.checking.numbered import numbered, printed_words
 from dtlab.grading.checking.trials import UNREADABLE, Observation, observe
 from dtlab.grading.report import Criterion, as_text
 from dtlab.ranks.system import has_front_end
+from dtlab.ranks.words import wrapped
 
 if TYPE_CHECKING:
     from dtlab.show import Figure
@@ -46,7 +47,8 @@ def replay(
     if why := check.unwritten(one, symbol):
         print(why)
         return
-    print(f"Case {number} of {len(cases)} of {name}: {one.trial.words()}. {legend}".rstrip())
+    title = f"Case {number} of {len(cases)} of {name}: {one.trial.words()}. {legend}"
+    print(wrapped(title.rstrip(), indent=""))
     if len(cases) > 1 and not is_chosen:
         call = f'dtlab.practice("{name}", {symbol}, case=2)'
         print(f"For another one, pass its number, 1 to {len(cases)}, as in {call}.")

@@ -293,7 +293,9 @@ class _Disk:
         save = torch.save
 
         def half(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            self._operation("in torch.save", lambda: _write_half(save, obj, f))
+            # Pickling tensors calls torch.save too, in memory.
+            if self._inside(f) or self._inside(getattr(f, "name", None)):
+                self._operation("in torch.save", lambda: _write_half(save, obj, f))
             save(obj, f, *args, **kwargs)
 
         self._folder, self._left = folder, operation
@@ -303,22 +305,23 @@ class _Disk:
         finally:
             torch.save, self._left = save, 0
 
+    def _inside(self, path: Any) -> bool:
+        """Whether this names something in the folder."""
+        named = isinstance(path, str | bytes | os.PathLike)
+        return named and os.fsdecode(path).startswith(self._folder)
+
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._left or event not in self.EVENTS:
             return
-        paths = [
-            os.fsdecode(one) for one in arguments if isinstance(one, str | bytes | os.PathLike)
-        ]
-        if not any(path.startswith(self._folder) for path in paths):
+        if not any(map(self._inside, arguments)):
             return
         writes = os.O_WRONLY | os.O_RDWR
         if event != "open":
             self._operation(f"just before {event}", lambda: None)
         elif arguments[2] & writes:
-            name = os.path.basename(paths[0])
-            self._operation(
-                f"just after opening {name}", lambda: _truncate(paths[0], arguments[2])
-            )
+            path = os.fsdecode(arguments[0])
+            name = os.path.basename(path)
+            self._operation(f"just after opening {name}", lambda: _truncate(path, arguments[2]))
 
     def _operation(self, words: str, half: Callable[[], None]) -> None:
         if self._left == 1:  # a dead process does nothing more
