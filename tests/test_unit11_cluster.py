@@ -24,6 +24,7 @@ from dtlab.units.unit11.cluster import (
 from dtlab.units.unit11.orchestrator import PART, drawn, example, played, told
 from tests.wrong_answers import known_answers
 
+CHECK: Any = PART.check
 ANSWERS = next(known for known in known_answers() if known.part.name == "11/orchestrator")
 RIGHT, FORGETS = ANSWERS.right[0], ANSWERS.named["Forgets"]
 
@@ -104,7 +105,7 @@ def test_repeated_messages_are_the_same_but_later() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_good_schedules_pass_and_bad_habits_are_too_slow(seed: int) -> None:
-    large = [case.setting for trial in PART.check.trials(seed)[3:] for case in trial.cases]
+    large = [case.setting for trial in CHECK.trials(seed)[3:] for case in trial.cases]
     for setting, habit in zip(large, ("in order", "spread", "short first"), strict=True):
         good = good_makespan(setting)
         assert habit_makespan(setting, habit) > 1.15 * good
@@ -114,7 +115,7 @@ def test_good_schedules_pass_and_bad_habits_are_too_slow(seed: int) -> None:
 
 def test_it_is_the_same_each_time_and_other_for_another_seed() -> None:
     def settings(seed: int) -> list[Any]:
-        return [case.setting for trial in PART.check.trials(seed) for case in trial.cases]
+        return [case.setting for trial in CHECK.trials(seed) for case in trial.cases]
 
     assert settings(1) == settings(1)
     assert not any(a == b for a, b in zip(settings(1), settings(2), strict=True))
@@ -140,7 +141,7 @@ def test_a_lost_case_can_be_run_again(
     (lost,) = (one for one in report.criteria if one.status == "lost")
     assert lost.case == 2
     capsys.readouterr()
-    replay(PART.check, "11/orchestrator", FORGETS, lost.case)
+    replay(CHECK, "11/orchestrator", FORGETS, lost.case)
     printed = capsys.readouterr().out
     assert "four jobs, one failure" in printed
     assert "never went on" in printed
