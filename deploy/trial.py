@@ -192,9 +192,9 @@ class Instructor(Visitor):
         self.menu("File", "New", "Terminal")
         self.screen = self.page.locator(".jp-Terminal .xterm-helper-textarea")
         self.screen.wait_for(state="attached", timeout=60_000)
-        ready = self.hub.home(self.name) / "ready"
+        ready = self.hub.home(self.name) / ".ready"
         for _ in range(30):
-            self._type("touch ~/ready")
+            self._type("touch ~/.ready")
             self.page.wait_for_timeout(1000)
             if ready.exists():
                 return
@@ -203,9 +203,9 @@ class Instructor(Visitor):
     def run(self, command: str, limit: float = 300.0) -> str:
         """Run a command in the terminal, and return its output; raise if it fails."""
         home = self.hub.home(self.name)
-        output, status = home / "output", home / "status"
+        output, status = home / ".output", home / ".status"
         status.unlink(missing_ok=True)
-        self._type(f"{{ {command}; }} 2>&1 | tee ~/output; echo ${{PIPESTATUS[0]}} > ~/status")
+        self._type(f"{{ {command}; }} 2>&1 | tee ~/.output; echo ${{PIPESTATUS[0]}} > ~/.status")
         wait_for(lambda: status.exists() and status.read_text().endswith("\n"), limit)
         text = output.read_text()
         self.say(f"$ {command}\n{text.rstrip()}")

@@ -1,7 +1,7 @@
 """The hub in deploy/: its settings, and a trial with an instructor and three learners.
 
-The trial needs `jupyterhub`, from the environment that deploy/install.sh makes, and
-`configurable-http-proxy` on PATH; CONTRIBUTING.md has the commands.
+The trial needs two commands on PATH: `jupyterhub`, from the environment that deploy/install.sh
+makes, and `configurable-http-proxy`. docs/instructors.md, On JupyterHub, says how to install them.
 """
 
 from __future__ import annotations
