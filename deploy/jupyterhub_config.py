@@ -88,20 +88,18 @@ c.Spawner.environment = {"PATH": f"{COMMANDS}:{os.environ.get('PATH', os.defpath
 
 
 def prepare(spawner):
-    """Pass nbgrader's settings to a server; see deploy/jupyter/nbgrader_config.py.
-
-    For containers, also give each user another user id, or learners can read each other's
-    submissions in the exchange, whose folders only their owners can read:
-
-        number = 20_000 + spawner.user.id
-        home = FOLDER / "homes" / spawner.user.name
-        home.mkdir(parents=True, exist_ok=True)
-        os.chown(home, number, number)
-        spawner.extra_create_kwargs = {"user": f"{number}:{number}"}
-    """
+    """Pass nbgrader's settings to a server; see deploy/jupyter/nbgrader_config.py."""
     settings = {"NBGRADER_EXCHANGE": str(EXCHANGE), "NBGRADER_COURSE": COURSE}
     if f"formgrade-{COURSE}" not in {group.name for group in spawner.user.groups}:
         settings["NBGRADER_STUDENT"] = spawner.user.name
+        # In containers, give each learner another user id. Otherwise learners can list and read
+        # all submissions in the exchange. Instructors keep the user of the image.
+        #
+        # number = 20_000 + spawner.user.id
+        # home = FOLDER / "homes" / spawner.user.name
+        # home.mkdir(parents=True, exist_ok=True)
+        # os.chown(home, number, number)
+        # spawner.extra_create_kwargs = {"user": f"{number}:{number}"}
     spawner.environment = {**spawner.environment, **settings}
 
 
