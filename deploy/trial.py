@@ -92,6 +92,8 @@ def running_hub(environment: Path, proxy: Path, folder: Path) -> Iterator[Hub]:
         )
     try:
         wait_for(lambda: answers(hub.address) or process.poll() is not None, START_LIMIT)
+        if process.poll() is not None:
+            raise RuntimeError("the hub did not start; its messages are above")
         yield hub
     except BaseException:
         print((folder / "hub.log").read_text()[-6000:], file=sys.stderr)
