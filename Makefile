@@ -34,13 +34,13 @@ lab: $(READY)
 PYTEST := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 check: $(READY)
-	$(BIN)/ruff check dtlab tests docs notebooks/several_nodes.py nbgrader_config.py
+	$(BIN)/ruff check dtlab tests docs deploy notebooks/several_nodes.py nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PYTEST) -m "not slow and not browser and not proof"
 
 test: $(READY)
-	$(BIN)/ruff check dtlab tests docs notebooks/several_nodes.py nbgrader_config.py
+	$(BIN)/ruff check dtlab tests docs deploy notebooks/several_nodes.py nbgrader_config.py
 	$(PYTEST) --durations=10 -m "not proof"
 
 proof: $(READY)

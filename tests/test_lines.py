@@ -71,11 +71,11 @@ def test_text_is_cut_at_columns() -> None:
 
 
 def test_the_summary_tells_each_thing_once() -> None:
-    walls = ("another user (only root can become one)",)
+    wall = "another user (only root can become one)"
     moved = "The cell 'step-check' stood above the answer, and was moved below it."
     class_ = [
-        Outcome(f"s{number}", record(notes=(moved,), missing=walls), record())
-        for number in range(7)
+        Outcome(f"s{n}", record(notes=(moved,), missing=(wall, f"files ({n})")), record())
+        for n in range(7)
     ]
     class_ += [
         Outcome("bob", record(20), record(13), late=(LATE, 4.16), by_hand=("step",)),
@@ -88,6 +88,7 @@ def test_the_summary_tells_each_thing_once() -> None:
     assert "  bob  01/step  13 -> 20" in told
     assert "  bob: step" in told
     assert "  another user (only root can become one)" in told
+    assert sum(line.startswith("  files (") for line in told) == 1
     assert told[told.index("Not graded:") + 1 :][:2] == [
         "  dan: nbgrader could not book the submission:", "  [ERROR] locked",
     ]  # fmt: skip

@@ -61,6 +61,7 @@ CHECKS = (
     Check("course", "nbgrader", course.nbgrader, _ON_TORCH),
     Check("course", "alembic", course.alembic),
     Check("course", "settings", course.settings, 60.0),
+    Check("course", "sandbox", course.sandbox, _ON_RANKS, on_ranks=True),
     Check("course", "disk", course.disk),
 )
 

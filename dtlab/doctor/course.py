@@ -1,4 +1,4 @@
-"""Checks of the course: nbgrader, its settings, its gradebook, and free space on the disk."""
+"""Checks of the course: nbgrader, its settings, the gradebook, the sandbox, and the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import shutil
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
@@ -16,12 +16,22 @@ from dtlab.doctor.finding import Finding, in_gb, note, ok, wrong
 from dtlab.doctor.visit import Visit, pip_install
 from dtlab.errors import DtlabError
 
-__all__ = ["alembic", "disk", "gradebook", "nbgrader", "settings"]
+__all__ = ["alembic", "disk", "gradebook", "nbgrader", "sandbox", "settings"]
 
 AREA = "course"
 CONFIG = "nbgrader_config.py"
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 0.2e9  # bytes: outputs of a class; a notebook and its backup
 _DATABASE_LIMIT = 5.0  # seconds to wait for another process that writes to the database
+_WITHOUT = {  # walls of the sandbox, and what is lost without them
+    "another user": "learners' code runs as you",
+    "files": "it can read and change your files",
+    "processes": "it can see and end your processes",
+    "network": "it can connect to other programs and machines",
+    "shared memory": "it can use your shared memory",
+    "memory and processes together": "limits hold for a process instead of a submission, and "
+    "time limits include waiting for a CPU",
+    "system calls": "it can use all functions of the kernel",
+}
 
 
 def nbgrader(visit: Visit) -> Iterator[Finding]:
@@ -83,6 +93,30 @@ def settings(visit: Visit) -> Iterator[Finding]:
         return
     yield ok(AREA, "settings", str(folder / CONFIG), folder=str(folder))
     yield gradebook(url, folder)
+
+
+def sandbox(visit: Visit) -> Iterator[Finding]:
+    """Check which walls the sandbox of `dtlab grade` has here; only grading needs them."""
+    if "trouble" in visit.nbgrader:
+        return  # nobody grades here
+    from dtlab.ranks.launch.client import SERVER
+    from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
+    from dtlab.ranks.sandbox.walls import Walls
+
+    with Enclosure(SERVER, Walls(user=first_user(0))) as enclosure:
+        yield walls_of(enclosure.missing)
+
+
+def walls_of(missing: Sequence[str]) -> Finding:
+    """Return the finding for a sandbox without these walls, such as "files (not permitted)"."""
+    reasons = {name: reason for name, _, reason in (wall.partition(" (") for wall in missing)}
+    value = {"missing": {name: reason.removesuffix(")") for name, reason in reasons.items()}}
+    if not missing:
+        return ok(AREA, "sandbox", "complete: submissions can be graded safely", **value)
+    lost = "; ".join(f"{name}: {what}" for name, what in _WITHOUT.items() if name in reasons)
+    message = f"dtlab grade isolates submissions only in part here. Missing walls: {lost}. To "
+    message += "grade code that you do not trust, use a machine on which you are root"
+    return note(AREA, "sandbox", message, **value)
 
 
 def course_folder() -> Path | None:

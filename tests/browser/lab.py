@@ -76,7 +76,7 @@ def _running(
         **{name: value for name, value in os.environ.items() if not name.startswith(mine)},
         "HOME": str(folder / "home"),  # of somebody who has never used Jupyter
         "JUPYTER_RUNTIME_DIR": str(runtime),
-        "JUPYTERLAB_SETTINGS_DIR": str(_settings(folder / "settings", autosave)),
+        "JUPYTERLAB_SETTINGS_DIR": str(user_settings(folder / "settings", autosave)),
     }
     (folder / "home").mkdir()
     with (folder / "lab.log").open("w") as log:
@@ -89,7 +89,7 @@ def _running(
         _end(lab)
 
 
-def _settings(folder: Path, autosave: int) -> Path:
+def user_settings(folder: Path, autosave: int) -> Path:
     """Keep every cell in the page, so that cells out of sight can be looked at too."""
     documents = folder / "@jupyterlab" / "docmanager-extension"
     documents.mkdir(parents=True)

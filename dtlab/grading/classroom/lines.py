@@ -86,9 +86,12 @@ def summary(outcomes: Iterable[Outcome], folder: str, width: int | None) -> Iter
     )
     yield ""
     yield ", ".join(f"{number} {status}" for status, number in sorted(count.items())) + "."
-    walls = dict.fromkeys(
-        wall for outcome in graded if outcome.record for wall in outcome.record.missing
-    )
+    walls = {  # the reason may name a process, which differs between submissions
+        wall.partition(" (")[0]: wall
+        for outcome in graded
+        if outcome.record
+        for wall in outcome.record.missing
+    }
     for title, lines in (
         ("Late:", [_late(outcome.student, *outcome.late) for outcome in outcomes if outcome.late]),
         ("Repairs, and files or cells that were left out:", _notes(graded)),
@@ -102,7 +105,10 @@ def summary(outcomes: Iterable[Outcome], folder: str, width: int | None) -> Iter
             ],
         ),
         ("To be graded by hand, in formgrader (no points are lost by it):", _waiting(outcomes)),
-        ("Sandbox walls that this system does not support, so code can pass them:", [*walls]),
+        (
+            "Sandbox walls that this system does not support, so code can pass them:",
+            [*walls.values()],
+        ),
         (
             "Not graded:",
             [f"{outcome.student}: {outcome.trouble}" for outcome in outcomes if outcome.trouble],

@@ -340,6 +340,7 @@ def _trials(seed: int) -> list[Trial]:
             case("at_once", 2, 3, *_round([1], 0, [1]), ("pull", 0, 0), *_round([1], 1, [1]),
                  *_round([0], 0, [0])),
             case("at_once", 3, 1, *in_step(3, 2)),
+            case("at_once", 2, 0, *_round([1], 0), ("pull", 0, 0)),
         ]),
         Trial(1, [
             case("bounded", 3, ahead - 1, *alone, *_round([b], 0, [b]), *_round([c], 0, [c]),

@@ -262,6 +262,11 @@ class AtOnceAlways(Right):
 # Wrong: at_once ---------------------------------------------------------------------------------
 
 
+class ZeroIsSynchronous(Right):
+    def ready(self):
+        return bool(self.staleness) or len(self.held) == self.workers
+
+
 class NeverAtOnce(Right):
     def ready(self):
         return len(self.held) >= self.workers
@@ -416,6 +421,7 @@ WRONG = {
     AnEventThatStaysSet: {"waits": "has made only"},
     WaitsForAnEmptyBuffer: {"waits": ""},
     AtOnceAlways: {"version": "not all workers have pushed yet"},
+    ZeroIsSynchronous: {"at_once": "lacks gradients that have arrived"},
     NeverAtOnce: {"at_once": "lacks gradients that have arrived"},
     WholeLearningRate: {"at_once": "Divide by the number of workers"},
     OneTooMany: {"bounded": "has made only"},
