@@ -17,7 +17,7 @@ import dtlab
 from dtlab.cli import main
 from dtlab.trace import Event, Trace
 from dtlab.trace.diagnosis import diagnose
-from tests.marks import proof
+from tests.marks import proof, retried
 
 STEPS = 6
 PROFILED_STEPS = 8
@@ -182,6 +182,7 @@ PROFILED = {
 }  # fmt: skip
 
 
+@retried
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("name", PROFILED)

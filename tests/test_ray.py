@@ -80,7 +80,7 @@ def error(fn, **options):
     except dtlab.DtlabError as raised:
         print(type(raised).__name__, raised)
         lasting = re.sub(r"after [.0-9]+ s|in all|[0-9,]{7,} bytes", "", str(raised))
-        return type(raised), lasting.partition("then lost")[0], raised
+        return type(raised), re.split(r"\\nrank \\d then lost", lasting)[0], raised
 
 for fn, options in (
     (raises, {}), (waits_in_a_ring, {"timeout": None}), (is_killed, {}),

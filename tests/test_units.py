@@ -243,6 +243,8 @@ def test_links_lead_somewhere(path: Path) -> None:
 def test_links_lead_somewhere_in_a_learners_copies(tmp_path: Path) -> None:
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, tmp_path / name)
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "reference_card.md", tmp_path / "docs")
     course = Course(tmp_path)
     for name in course.units():
         list(start(course, name))

@@ -61,7 +61,8 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     ),
     (
         re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
-        "a rank sends to itself. A message needs two ranks; with one, send nothing.",
+        "a rank sends to itself. Check how you compute the number of the other rank. With one "
+        "rank, send nothing.",
     ),
     (
         re.compile(r"\w*Error: \[enforce fail at \S*\] .*?you tried to allocate (\d+) bytes\. "
