@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
 from dtlab.parallel.context import work_of
 from dtlab.predict.context import (
     attention_bytes,
@@ -21,22 +19,14 @@ from dtlab.predict.context import (
     ring_block_tokens,
     ulysses_elements,
 )
+from tests.level_one import drawn_for
 
 LEARNERS = [f"learner{number}" for number in range(8)]
 EVERYBODY = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
-    """What a learner is given, and the answers that the check holds for right."""
-    check = find_part(f"08/{symbol}").check
-    assert isinstance(check, Questions)
-    given = check.given(symbol, learner)
-    named = check.named(given)
-    right = {}
-    for question in check.questions:
-        expected = question.answer.expected  # type: ignore[attr-defined]
-        right[question.name] = expected(named) if callable(expected) else expected
-    return given, right
+    return drawn_for(f"08/{symbol}", learner)
 
 
 @pytest.mark.parametrize("symbol", ["volumes", "head_limit", "halos", "hidden"])

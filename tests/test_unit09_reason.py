@@ -19,23 +19,14 @@ from dtlab.predict import (
     hierarchical_all_reduce_seconds,
     ring_all_reduce_seconds,
 )
+from tests.level_one import drawn_for
 
 LEARNERS = [f"learner{number}" for number in range(8)]
 EVERYBODY = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
-    """What a learner is given, and the answers that the check holds for right."""
-    check = find_part(f"09/{symbol}").check
-    assert isinstance(check, Questions)
-    given = check.given(symbol, learner)
-    named = check.named(given)
-    right = {}
-    for question in check.questions:
-        answer: Any = question.answer
-        expected = answer.expected if hasattr(answer, "expected") else answer.right
-        right[question.name] = expected(named) if callable(expected) else expected
-    return given, right
+    return drawn_for(f"09/{symbol}", learner)
 
 
 @pytest.mark.parametrize("symbol", ["links", "six_of_eight", "break_even", "utilisation"])

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
 from dtlab.parallel.mesh import coordinates_of, group_of, is_within_node, rank_at
 from dtlab.predict import LINKS, Costs, bubble, peak_in_flight, simulate
 from dtlab.predict.communication import bus_factor
@@ -18,6 +17,7 @@ from dtlab.predict.hardware import Cluster
 from dtlab.predict.memory import PrecisionPolicy, gpt_parameters, model_states, smallest_world_size
 from dtlab.predict.plan import Plan, Transformer, evaluate
 from dtlab.schedules import one_f_one_b
+from tests.level_one import drawn_for
 from tests.wrong_answers import answers_of
 
 LEARNERS = [f"learner{number}" for number in range(8)]
@@ -26,16 +26,7 @@ AXES = ("data", "pipeline", "tensor")
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
-    """What a learner is given, and the answers that the check holds for right."""
-    check = find_part(f"10/{symbol}").check
-    assert isinstance(check, Questions)
-    given = check.given(symbol, learner)
-    named = check.named(given)
-    right = {}
-    for question in check.questions:
-        expected = question.answer.expected  # type: ignore[attr-defined]
-        right[question.name] = expected(named) if callable(expected) else expected
-    return given, right
+    return drawn_for(f"10/{symbol}", learner)
 
 
 @pytest.mark.parametrize("symbol", ["coordinates", "thousand_gpus", "smallest_mesh"])

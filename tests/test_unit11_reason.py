@@ -8,28 +8,18 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
 from dtlab.predict import goodput, scheduled, seconds_between_failures, young_interval
 from dtlab.show import task_graph
 from dtlab.units.unit11.who_does_it import TASKS
 from tests.drawn import check_layout, texts
+from tests.level_one import drawn_for
 
 LEARNERS = [f"learner{number}" for number in range(8)]
 EVERYBODY = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
-    """What a learner is given, and the answers that the check holds for right."""
-    check = find_part(f"11/{symbol}").check
-    assert isinstance(check, Questions)
-    given = check.given(symbol, learner)
-    named = check.named(given)
-    right = {}
-    for question in check.questions:
-        expected = question.answer.expected  # type: ignore[attr-defined]
-        right[question.name] = expected(named) if callable(expected) else expected
-    return given, right
+    return drawn_for(f"11/{symbol}", learner)
 
 
 @pytest.mark.parametrize("symbol", ["task_graph", "copies", "interval", "who_does_it"])

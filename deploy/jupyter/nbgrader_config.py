@@ -1,6 +1,6 @@
 """nbgrader's settings for all servers of the hub, which passes the variables below to them.
 
-A course folder also has settings of its own, which `dtlab release --course FOLDER` writes.
+A course folder has further settings, which `dtlab release --course FOLDER` writes.
 """
 
 import os

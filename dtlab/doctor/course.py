@@ -98,7 +98,7 @@ def settings(visit: Visit) -> Iterator[Finding]:
 def sandbox(visit: Visit) -> Iterator[Finding]:
     """Check which walls the sandbox of `dtlab grade` has here; only grading needs them."""
     if "trouble" in visit.nbgrader:
-        return  # nobody grades here
+        return  # no classes are graded on this machine
     from dtlab.ranks.launch.client import SERVER
     from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
     from dtlab.ranks.sandbox.walls import Walls

@@ -8,7 +8,7 @@
     parameter_server    `ranks` workers, and one process that keeps     ParameterServer
                         the parameters: the first rank of the group
 
-Whoever schedules jobs needs the specification only: how many processes to start, and that they
+A scheduler of jobs needs the specification only: how many processes to start, and that they
 all call `run_job(spec, folder)`. If some of them die, the same call continues from the last
 checkpoint. A checkpoint is one file that fits both back ends and any number of ranks.
 """

@@ -1,6 +1,6 @@
 """The agent: an actor on one node of a Ray cluster, which runs launches there.
 
-It has a warm server of its own, so the first launch on a node imports PyTorch once, and later
+It has a warm server, so the first launch on a node imports PyTorch once, and later
 launches start at once. A launch on the node is the same as one from a notebook: its supervisor
 forks the ranks, watches them, and ends them (launch/). The agent passes their output on.
 """
