@@ -442,6 +442,13 @@ def test_a_class_that_torch_renamed_can_be_sent() -> None:
     assert dtlab.launch(attend).values == [(SDPBackend, SDPBackend.MATH)] * 2
 
 
+def test_a_module_of_a_class_of_its_own_can_be_sent() -> None:
+    def add() -> list[float]:
+        return torch.ops.aten.add(torch.ones(2), 1).tolist()  # type: ignore[no-any-return]
+
+    assert dtlab.launch(add).values == [[2.0, 2.0]] * 2
+
+
 def test_launch_inside_a_rank_is_refused() -> None:
     def nested() -> None:
         dtlab.launch(lambda: None)

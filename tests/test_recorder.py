@@ -535,6 +535,37 @@ def test_clocks_of_ranks_agree_to_a_fifth_of_a_millisecond() -> None:
     assert 0 < min(delays) < 0.003
 
 
+def _from_threads_without_frames() -> tuple[list[Any], list[Any]]:
+    import _thread
+
+    errors: list[Any] = []
+    sys.unraisablehook = lambda error: errors.append(error.exc_value)
+    group, parts = dist.group.WORLD, [torch.zeros(4), torch.zeros(4)]
+    by_method, options = torch.ones(3), dist.AllreduceOptions()
+    options.asyncOp = True
+    ops = torch.ops
+    functional = ops._c10d_functional.all_reduce(torch.ones(5), "sum", group.group_name)
+    work = dist.all_reduce(torch.ones(6), async_op=True)
+    for function, args in (
+        (group.allreduce, ([by_method], options)),
+        (ops.c10d.allgather_.default._op, ([parts], [torch.ones(4)], group.boxed(), True, -1)),
+        (work.is_completed, ()),
+        (work.wait, ()),
+        (ops._c10d_functional.wait_tensor.default._op, (functional,)),
+    ):
+        _thread.start_new_thread(function, args)  # the hook is the only Python frame
+        time.sleep(0.1)
+    return errors, [by_method.tolist(), torch.stack(parts).tolist(), functional.tolist()]
+
+
+@pytest.mark.slow
+def test_hooks_may_be_called_without_a_python_frame() -> None:
+    """As DDP does on a GPU, where backward runs on a thread of C++."""
+    run = dtlab.launch(_from_threads_without_frames, world_size=2)
+    assert run.values == [([], [[2.0] * 3, [[1.0] * 4] * 2, [2.0] * 5])] * 2
+    assert run.trace.ops(0) == {"all_reduce": 3, "all_gather": 1}
+
+
 # ---------------------------------------------------------------------------- bytes on the wire
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import io
 import pickle
+import pkgutil
 import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -112,6 +113,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type) and obj.__qualname__ != obj.__name__ and _is_found_by_name(obj):
             # torch renames classes of C++, such as SDPBackend, and leaves their __qualname__.
             return getattr, (sys.modules[obj.__module__], obj.__name__)
+        if _is_special(obj):
+            return pkgutil.resolve_name, (obj.__name__,)
         torch = sys.modules.get("torch")
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
@@ -121,6 +124,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             elif isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":
                 return _untyped_storage, (pickle.PickleBuffer(_bytes_of(obj)),)
         return super().reducer_override(obj)
+
+
+def _is_special(obj: Any) -> bool:
+    """Whether it is an imported module of a class of its own, as `torch.ops` is."""
+    is_module = isinstance(obj, ModuleType) and type(obj) is not ModuleType
+    return is_module and sys.modules.get(obj.__name__) is obj
 
 
 def _is_found_by_name(cls: type) -> bool:

@@ -158,7 +158,7 @@ class Buffers:
 
     def begin(
         self, operator: Operator, index: int, work: Any, outputs: Any, reduction: Any,
-        frame: FrameType,
+        frame: FrameType | None,
     ) -> None:  # fmt: skip
         """Watch the tensors of an operation that has been issued by the code of `frame`."""
         if threading.get_ident() != self._main or not self._is_watched(frame):

@@ -205,7 +205,8 @@ class CallHooks:
             if buffers is None or not is_async:
                 pass
             elif root is None or (group.rank() == root) == writes_at_root:
-                buffers.begin(operator, index, work, outputs, reduction, sys._getframe(2))
+                caller = sys._getframe(1).f_back  # none in a C++ thread
+                buffers.begin(operator, index, work, outputs, reduction, caller)
             if is_collective and is_async:  # else the caller waits at once, which notes the end
                 ends.follow(index, work)
 

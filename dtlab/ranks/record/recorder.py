@@ -184,7 +184,7 @@ class _Hooks:
             if use is not None:
                 use.owner.look(use)
             if announcer is not None and known is not None and known[4]:
-                announcer.wait(known[0], *line_of(sys._getframe(1)))
+                announcer.wait(known[0], *line_of(sys._getframe().f_back))
             start = _now()
             try:
                 return plain(work, *args, **kwargs)
@@ -208,7 +208,7 @@ class _Hooks:
             known = pending.get(id(work))
             if not result and known is not None and known[4] and known[0] not in announced:
                 announced.add(known[0])
-                announcer.poll(known[0], *line_of(sys._getframe(1)))
+                announcer.poll(known[0], *line_of(sys._getframe().f_back))
             return result
 
         return _poll
@@ -221,7 +221,7 @@ class _Hooks:
         def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
             known = self._operation_behind(tensor)
             if known is not None and self._announcer is not None and known[4]:
-                self._announcer.wait(known[0], *line_of(sys._getframe(1)))
+                self._announcer.wait(known[0], *line_of(sys._getframe().f_back))
             start = _now()
             try:
                 return redispatch(keyset & below, tensor)
@@ -255,7 +255,7 @@ class _Hooks:
         def make(plain: Any) -> Any:
             def new_group(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
                 if not kwargs.get("use_local_synchronization"):
-                    announcer.new_group(ranks, *self._journal.line_of(sys._getframe(1)))
+                    announcer.new_group(ranks, *self._journal.line_of(sys._getframe().f_back))
                 return plain(ranks, *args, **kwargs)
 
             return new_group
@@ -265,8 +265,8 @@ class _Hooks:
     def _warning(self, announcer: Announcer) -> Callable[[Any], Any]:
         def make(plain: Any) -> Any:
             def warn(name: str) -> None:
-                if asked_by_learner(sys._getframe(1)):  # the error says more than a warning
-                    announcer.stranger(name, *self._journal.line_of(sys._getframe(1)))
+                if asked_by_learner(sys._getframe().f_back):  # the error says more than a warning
+                    announcer.stranger(name, *self._journal.line_of(sys._getframe().f_back))
                 else:
                     plain(name)
 
