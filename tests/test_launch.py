@@ -182,6 +182,12 @@ def test_cpus_are_shared_fairly() -> None:
     assert dtlab.launch(torch.get_num_threads, world_size=1, threads=3).values == [3]
 
 
+def test_threads_take_no_memory_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dtlab.ranks.system.usable_cpus", lambda: 16)
+    limited = dtlab.launch(torch.get_num_threads, world_size=1, memory_limit=10**9)
+    assert limited.values == [1]
+
+
 @pytest.mark.proof
 @pytest.mark.slow
 def test_a_script_without_a_main_guard(script: Path) -> None:

@@ -168,6 +168,7 @@ class _Rank:
         # NCCL has a stream for each group.
         streams = {_place(op) for op in ops if op.cat == "kernel" and _is_communication(op)}
         groups.unlisted = len(streams) > 1
+        self.has_nccl_kernels = bool(streams)
 
     def events(self) -> Iterator[Event]:
         """Yield communication, operators or kernels, and annotations."""
@@ -176,6 +177,7 @@ class _Rank:
             yield from self._gpu_events()
         else:
             yield from self._operators()
+        if not self.has_nccl_kernels:
             yield from self._nccl_calls()
         yield from self._annotations()
 
@@ -227,7 +229,10 @@ class _Rank:
         return self._comm(name, op.start, op.end, args, ops, extra, bool(args or ops))
 
     def _nccl_calls(self) -> Iterator[Event]:
-        """Yield NCCL's calls of a file without kernels: when the CPU issued them."""
+        """Yield the calls of NCCL that started no kernel of it: when the CPU issued them.
+
+        A rank that is alone in its group copies, or does nothing.
+        """
         for call in self.calls:
             if any(op.name.startswith("nccl:") for op in call.ops):
                 extra = self._thread(call.ops[0]) | {"blocked": []}

@@ -88,6 +88,8 @@ def spec_for(
     if not on_ray:
         client.SERVER.start()
     world_size = DEFAULT_WORLD_SIZE if world_size is None else world_size
+    if threads is None and memory_limit is not None:
+        threads = 1  # the stack and the heap of a thread count, 15 MB or more
     return Spec(
         world_size=world_size,
         backend="gloo" if on_ray else choose_backend(backend, world_size),

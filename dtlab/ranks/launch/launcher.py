@@ -110,7 +110,8 @@ def launch(
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: seed of torch, NumPy and random, the same on every rank (see `rank_generator`).
-        threads: threads of torch on each rank; None divides the usable CPUs equally.
+        threads: threads of torch on each rank; None divides the usable CPUs equally, or means 1
+            with `memory_limit`, because each thread takes memory.
         memory_limit: bytes that each rank may allocate beyond those of a new rank.
         cluster: emulated cluster: every communication takes the time that its links would need,
             and LOCAL_RANK is the GPU's number in its node. Computation and data stay real.
