@@ -427,6 +427,26 @@ def test_with_a_gpu_for_every_rank_nccl_moves_what_is_there_and_gloo_what_is_not
     assert asked.choose_backend(None, 3) == "gloo"
 
 
+def test_ranks_see_no_gpu_where_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `fully_shard` and scripts place a model on a GPU that only some ranks have."""
+
+    def visible() -> str | None:
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert dtlab.launch(visible, world_size=2).values == ["", ""]
+    assert dtlab.launch(visible, cluster=dtlab.Cluster(2, 1)).values == ["", ""]
+    assert dtlab.launch(visible, world_size=2, backend="gloo").values == ["0", "0"]
+
+
+def test_an_error_without_a_gpu_says_why_there_is_none() -> None:
+    def fails() -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
+    with pytest.raises(dtlab.RankError, match="there is none, or there are fewer"):
+        dtlab.launch(fails)
+
+
 def test_something_that_cannot_be_sent_is_named() -> None:
     lock = threading.Lock()
     with pytest.raises(dtlab.LaunchError, match=r"uses_lock cannot be sent to the ranks.*lock"):

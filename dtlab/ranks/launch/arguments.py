@@ -9,7 +9,7 @@ from typing import Any
 from dtlab.errors import LaunchError
 from dtlab.predict import Cluster
 from dtlab.ranks import system
-from dtlab.ranks.launch import client, inplace
+from dtlab.ranks.launch import client, gpus, inplace
 from dtlab.ranks.protocol import IN_RANK, MOST_SECONDS, Spec
 
 __all__ = [
@@ -80,6 +80,7 @@ def spec_for(
 
     Raises LaunchError if ranks cannot be started with these arguments.
     """
+    chooses = backend is None
     if cluster is not None:
         world_size, backend = _on_cluster(cluster, world_size, backend)
     if system.WINDOWS:
@@ -90,16 +91,20 @@ def spec_for(
     world_size = DEFAULT_WORLD_SIZE if world_size is None else world_size
     if threads is None and memory_limit is not None:
         threads = 1  # the stack and the heap of a thread count, 15 MB or more
+    backend = "gloo" if on_ray else choose_backend(backend, world_size)
+    described = surroundings()
+    if chooses and backend == "gloo":  # else fully_shard and scripts take the GPU that is there
+        described["environment"][gpus.VISIBLE] = ""
     return Spec(
         world_size=world_size,
-        backend="gloo" if on_ray else choose_backend(backend, world_size),
+        backend=backend,
         timeout=allowed(timeout),
         trace=trace,
         seed=seed,
         threads=threads or (0 if on_ray else max(1, int(system.usable_cpus() / world_size))),
         memory_limit=memory_limit,
         cluster=cluster,
-        **surroundings(),
+        **described,
     )
 
 

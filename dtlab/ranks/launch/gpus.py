@@ -21,7 +21,7 @@ from dtlab.errors import LaunchError
 from dtlab.ranks import system
 from dtlab.ranks.protocol import Spec
 
-__all__ = ["reserved", "visible"]
+__all__ = ["VISIBLE", "reserved", "visible"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 TRY_EVERY = 0.25  # seconds

@@ -34,6 +34,11 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         'PyTorch finds no GPU here. Write "cpu" as the device, and leave out torch.cuda.',
     ),
     (
+        re.compile(r"No CUDA GPUs are available|no CUDA-capable device is detected"),
+        'The ranks have no GPU: there is none, or there are fewer GPUs than ranks. Write "cpu" as '
+        'the device, or start one rank for each GPU; with backend="gloo" ranks share GPUs.',
+    ),
+    (
         re.compile(r"FSDP needs a non-CPU accelerator device, but no accelerator device is "
                    r"detected\."),
         'FullyShardedDataParallel finds no GPU here. Pass device_id=torch.device("cpu"), or use '

@@ -106,7 +106,8 @@ def launch(
             the environment (torchrun) gives.
         backend: "gloo", "nccl", "cpu:gloo,cuda:nccl" or None. None selects the last of these if
             there is a GPU for every rank (NCCL moves GPU tensors, gloo moves CPU tensors), else
-            gloo. GPUs are reserved for the launch; other notebooks' launches on this node wait.
+            gloo, and the ranks see no GPU. GPUs are reserved for the launch; other notebooks'
+            launches on this node wait.
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: seed of torch, NumPy and random, the same on every rank (see `rank_generator`).
