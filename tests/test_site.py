@@ -10,9 +10,12 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Literal
 from urllib.parse import unquote
 
 import pytest
+
+from tests.browser.lab import chromium
 
 ROOT = Path(__file__).parent.parent
 
@@ -112,3 +115,18 @@ def test_a_lesson_can_be_downloaded_and_opened_in_colab(site: Path) -> None:
 def test_exercises_are_not_solved(site: Path) -> None:
     for path in (site / "exercises").rglob("*.html"):
         assert "BEGIN SOLUTION" not in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_on_a_phone_no_line_is_cut(site: Path, scheme: Literal["light", "dark"]) -> None:
+    cut = """[...document.querySelectorAll('article :is(p, li, h1, h2, h3) :is(code, a)')]
+        .filter(e => !e.closest('table, pre'))
+        .filter(e => Math.max(...[...e.getClientRects()].map(r => r.right)) > innerWidth)
+        .map(e => e.textContent)"""
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+        for path in sorted(site.rglob("*.html")):
+            if "genindex" not in path.name and "_static" not in path.parts:
+                page.goto(path.as_uri())
+                assert page.evaluate(cut) == [], path
+                assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
