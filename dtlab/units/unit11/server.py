@@ -16,6 +16,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,10 +40,8 @@ Call = tuple[str, int, int]  # "push" or "pull", worker, step
 Named = dict[str, "Tensor"]
 
 RATE = 0.5
-TURN, SETTLES = (
-    1e-3,
-    1.0,
-)  # simulated seconds: of a turn of the loop; for which it runs on per call
+TURN = 1e-3  # simulated seconds of a turn of the loop
+SETTLES = 1.0  # simulated seconds for which the loop runs on after each call
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,11 @@ class Served(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        return {"calls": running(_script(fn, **given))}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            calls = running(_script(fn, **given))
+        texts = " ".join(str(each.message) for each in caught)
+        return {"calls": calls, "forgotten": re.findall(r"'(\S+)' was never awaited", texts)}
 
     @cached_property
     def right(self) -> list[tuple[int | None, Named]]:
@@ -124,8 +128,11 @@ class Served(Faulty):
         return self.staleness or 0
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        yield from self._by_time(results[0]["calls"])
-        yield from self._by_value(results[0]["calls"])
+        calls, note = results[0]["calls"], ""
+        for name in results[0]["forgotten"][:1]:
+            note = f"\nYour code calls {name} without await. Such a call does nothing."
+        for topic, words in (*self._by_time(calls), *self._by_value(calls)):
+            yield topic, words + note
 
     def _by_time(self, calls: Sequence[dict[str, Any]]) -> Iterator[Fault]:
         """Yields a push that waits, or a pull that returned too early or too late."""

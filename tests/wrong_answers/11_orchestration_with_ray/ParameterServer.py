@@ -180,6 +180,13 @@ class PushWaitsForTheStep(Right):
 # Wrong: waits -----------------------------------------------------------------------------------
 
 
+class ForgetsAwait(Right):
+    async def pull(self, worker, step):
+        async with self.changed:
+            self.changed.wait_for(lambda: self.may_go(worker, step))
+            return dict(self.parameters)
+
+
 class WakesOne(Right):
     async def push(self, worker, step, gradients):
         async with self.changed:
@@ -414,6 +421,7 @@ WRONG = {
     SpinsWithTheLock: {"pushes": "must not hold what a push needs"},
     PushWaitsForTheStep: {"updates": "does not return"},
     WakesOne: {"waits": "Does each push wake all pulls"},
+    ForgetsAwait: dict.fromkeys(["waits", "bounded"], "calls Condition.wait_for without await"),
     NeverWaits: {"waits": "has made only"},
     WaitsForOneOther: {"waits": "has made only"},
     AStepTooFar: {"waits": "has made only"},
