@@ -574,6 +574,18 @@ def test_a_crash_names_size_message_and_line() -> None:
     assert seen.mistakes == [seen.trouble]
 
 
+def test_a_wrong_call_of_the_check_names_the_cell_of_the_definition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rank knows only the file; the notebook knows the cell."""
+    monkeypatch.setattr("dtlab.ranks.watch.locate._cell_numbers", lambda: {"/tmp/k/12.py": 3})
+    for file, where in (("/tmp/k/12.py", "cell 3"), ("/tmp/k/a.py", "/tmp/k/a.py")):
+        note = f"TypeError: no\n(the answer is defined in {file}, line 2:   def f(x):)"
+        failure = Failure("exception", "TypeError: no", pytest.__file__, 4, traceback=note)
+        seen = Observation(Trial(1, [AllReduce(0, 6)]), error=RankError("", failures={0: failure}))
+        assert seen.trouble.splitlines()[1].startswith(f"{where}, line 2")
+
+
 def test_a_hang_names_who_waits_in_what_and_the_usual_cause() -> None:
     waiting = [Waiting(rank, "recv", (1 - rank,), "a.py", 4, "dist.recv(b)", 2) for rank in (0, 1)]
     stuck = DeadlockError("", waiting=waiting), RankTimeoutError("", running=waiting)

@@ -53,7 +53,7 @@ TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
 BEGIN = "\x1e"  # followed by the number of a case: begins what a rank prints in this case
 
 _NOTE = re.compile(r"\(in case (\d+) of this check\)")
-_DEFINED = re.compile(r"^\(the answer is defined in (.*)\)$", re.MULTILINE)
+_DEFINED = re.compile(r"^\(the answer is defined in ((.*?), line (\d+).*)\)$", re.MULTILINE)
 
 
 class Case(ABC):
@@ -286,7 +286,7 @@ class Observation:
         if _is_learners(failure):
             return failure.place
         defined = _DEFINED.search(failure.traceback or "")
-        return defined[1] if defined else ""
+        return _in_notebook(defined[1], defined[2], int(defined[3])) if defined else ""
 
 
 def drawn_seed(seed: int, purpose: str = "") -> int:
@@ -380,6 +380,15 @@ def _definition(fn: Callable[..., Any]) -> str:
     if code is None or not is_learners(code.co_filename):
         return ""
     return place_in_words(**place(Frame(code.co_filename, code.co_firstlineno, code.co_name)))
+
+
+def _in_notebook(words: str, file: str, line: int) -> str:
+    """The place of a line that a rank named, with its cell's number if this is the notebook."""
+    from dtlab.ranks.protocol import Frame
+    from dtlab.ranks.watch.locate import place
+
+    found = place(Frame(file, line, ""))
+    return words if found["cell"] is None else place_in_words(**found)
 
 
 def _is_learners(place: Failure | Waiting) -> bool:
