@@ -14,6 +14,7 @@ The loop has a simulated clock: nothing depends on the speed of the machine.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import random
 import re
@@ -202,11 +203,16 @@ class Served(Faulty):
                 yield topic, f"{words}: {self._how_wrong(got, ended)}"
                 return
             if not all(_equal(call["later"][name], got[name]) for name in got):
+                in_place = not all(_equal(call["tensors"][name], got[name]) for name in got)
+                cause = (
+                    "The push changes the tensors in place, as `-=` does: make new ones."
+                    if in_place else "The push changes the dict that pull returned: return a new "
+                    "dict each time."
+                )  # fmt: skip
                 yield (
                     "snapshot",
-                    f"what {words} returned has changed with a later push. Ray copies a result in "
-                    "another thread after the method has returned: return tensors that no push "
-                    "changes.",
+                    f"what {words} returned has changed with a later push. {cause} Ray copies a "
+                    "result in another thread, after the method has returned.",
                 )
 
     def _how_wrong(self, got: Named, ended: int) -> str:
@@ -277,6 +283,7 @@ async def _script(
     """Calls the methods in order, as Ray does: arguments and results are copies."""
     server, tasks = fn(*arguments), list[asyncio.Task[Any]]()
     notes: list[dict[str, Any]] = [{"ended": None, "value": None} for _ in calls]
+    results: dict[int, Any] = {}  # shallow copies, so that they show what happens to the tensors
     for number, ((kind, worker, step), gradients) in enumerate(calls):
         more = () if gradients is None else (_copied(gradients),)
         coroutine = getattr(server, kind)(worker, step, *more)
@@ -284,12 +291,13 @@ async def _script(
             raise TypeError(f"{kind} is not a coroutine: write async def {kind}(self, ...)")
         tasks.append(asyncio.ensure_future(coroutine))
         await asyncio.sleep(SETTLES)
-        for task, note in zip(tasks, notes, strict=False):
+        for place, (task, note) in enumerate(zip(tasks, notes, strict=False)):
             if note["ended"] is None and task.done():
+                results[place] = copy.copy(task.result())
                 note |= {"ended": number, "value": _copied(task.result())}
-    for task, note in zip(tasks, notes, strict=True):
+    for place, (task, note) in enumerate(zip(tasks, notes, strict=True)):
         if task.done():
-            note["later"] = _copied(task.result())
+            note |= {"later": _copied(task.result()), "tensors": _copied(results[place])}
         else:
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
