@@ -10,12 +10,15 @@ worker worker               worker worker           object_store
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.path import Path
 
 from dtlab.predict.tasks import critical_path
 from dtlab.predict.units import counted
@@ -139,7 +142,7 @@ def _draw_copy(axes: Axes, start: tuple[float, float], end: tuple[float, float])
     axes.add_patch(_arrow(start, end, color=_COPY, linewidth=2.0, gid="copy"))
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], **style: Any) -> FancyArrowPatch:
+def _arrow(*ends: tuple[float, float], **style: Any) -> FancyArrowPatch:
     look: dict[str, Any] = {
         "arrowstyle": "-|>",
         "mutation_scale": 11,
@@ -147,7 +150,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float], **style: Any) -
         "shrinkB": 0,
         "zorder": 3,
     }
-    return FancyArrowPatch(start, end, **(look | style))
+    return FancyArrowPatch(*ends, **(look | style))
 
 
 def _bytes(count: float) -> str:
@@ -159,6 +162,7 @@ def _bytes(count: float) -> str:
 _ROW, _TALL = 0.62, 0.36  # inches
 _GAP, _CHARACTER = 0.5, 0.085  # inches between columns; of a character, at most
 _CRITICAL: Final = PALETTE[0]
+_Node = str | tuple[str, str]
 
 
 def task_graph(
@@ -177,8 +181,8 @@ def task_graph(
     if not tasks:
         raise ValueError("task_graph: nothing to draw. Give it tasks.")
     places = _places(tasks)
-    columns = max(x for x, _ in places.values()) + 1
-    rows = max(sum(x == column for x, _ in places.values()) for column in range(columns))
+    columns = max(column for _, column in places) + 1
+    rows = 1 + 2 * max(places.values())
     labels = {
         name: f"{name}   {short_words(time_words(seconds))}"
         for name, (seconds, _) in tasks.items()
@@ -195,10 +199,12 @@ def task_graph(
     axes = figure.sheet(0, 0, width, height)
     axes.set(xlim=(0, width), ylim=(0, height))
     middle = (height - 0.6) / 2
-    at = {name: (0.25 + x * (wide + _GAP), middle + y * _ROW) for name, (x, y) in places.items()}
+    at: dict[_Node, list[tuple[float, float]]] = defaultdict(list)
+    for (node, column), row in places.items():
+        at[node].append((0.25 + column * (wide + _GAP), middle + row * _ROW))
     steps = {*pairwise(chain)} if critical else set()
     for name, (_, needs) in tasks.items():
-        x, y = at[name]
+        ((x, y),) = at[name]
         on_path = critical and name in chain
         axes.add_patch(
             FancyBboxPatch(
@@ -209,7 +215,15 @@ def task_graph(
         )  # fmt: skip
         axes.text(x + wide / 2, y, labels[name], zorder=4, **centred(9.5, INK))
         for need in needs:
-            _draw_need(axes, at[need], (x, y), wide, middle, (need, name) in steps)
+            bends = [(left + side, row) for left, row in at[need, name] for side in (0, wide)]
+            points = [(at[need][0][0] + wide, at[need][0][1]), *bends, (x, y)]
+            bold = (need, name) in steps
+            axes.add_patch(
+                _arrow(
+                    path=Path(points), color=_CRITICAL if bold else INK, gid="need",
+                    linewidth=2.4 if bold else 1.0, alpha=1.0 if bold else 0.75,
+                )
+            )  # fmt: skip
     facts = [
         f"{name} takes {short_words(time_words(seconds))}"
         + (f" and needs {list_words(list(needs))}" if needs else "")
@@ -221,41 +235,25 @@ def task_graph(
     return figure
 
 
-def _places(tasks: Mapping[str, tuple[float, Sequence[str]]]) -> dict[str, tuple[int, float]]:
-    """Return the column of each task, and its row, counted from the middle of the column."""
+def _places(tasks: Mapping[str, tuple[float, Sequence[str]]]) -> dict[tuple[_Node, int], float]:
+    """Return the row of each node in its column, counted from the middle of the column.
+
+    A node is a task, or an arrow (from, to) in a column that it crosses.
+    """
     columns: dict[str, int] = {}
     for name, (_, needs) in tasks.items():
         columns[name] = max((columns[need] + 1 for need in needs), default=0)
-    places: dict[str, tuple[int, float]] = {}
+    rows: dict[tuple[_Node, int], float] = {}
     for column in range(max(columns.values()) + 1):
-        here = [name for name in tasks if columns[name] == column]
+        before: dict[_Node, Sequence[str]] = {}
+        for name, (_, needs) in tasks.items():
+            if columns[name] == column:
+                before[name] = needs
+            crossing = [need for need in needs if columns[need] < column < columns[name]]
+            before |= {(need, name): [need] for need in crossing}
+        nodes = list(before)
         if column:  # near the tasks that they need, to cross few arrows
-            means = {
-                name: sum(places[need][1] for need in tasks[name][1]) / len(tasks[name][1])
-                for name in here
-            }
-            here.sort(key=lambda name: -means[name])
-        for number, name in enumerate(here):
-            places[name] = column, (len(here) - 1) / 2 - number
-    return places
-
-
-def _draw_need(
-    axes: Axes,
-    start: tuple[float, float],
-    end: tuple[float, float],
-    wide: float,
-    middle: float,
-    bold: bool,
-) -> None:
-    """Draw an arrow between two tasks; one that skips a column bends away from the middle."""
-    skips = end[0] - start[0] > 1.5 * (wide + _GAP)
-    bend = (0.25 if start[1] < middle else -0.25) if skips else 0
-    axes.add_patch(
-        _arrow(
-            (start[0] + wide, start[1]), end, color=_CRITICAL if bold else INK,
-            linewidth=2.4 if bold else 1.0, alpha=1.0 if bold else 0.75,
-            connectionstyle=f"arc3,rad={bend}", zorder=1 if skips else 3,
-            gid="need",
-        )
-    )  # fmt: skip
+            nodes.sort(key=lambda node: -fmean(rows[each, columns[each]] for each in before[node]))
+        for number, node in enumerate(nodes):
+            rows[node, column] = (len(nodes) - 1) / 2 - number
+    return rows
