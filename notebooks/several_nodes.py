@@ -1,13 +1,13 @@
-"""Do these nodes work together? One script, the same for every way to start it.
+"""Check that nodes work together. The script is the same for every way to start it.
 
-    python notebooks/several_nodes.py                       one process, which launches 2 ranks
+    python notebooks/several_nodes.py                       one process that launches 2 ranks
     torchrun --nproc-per-node=4 notebooks/several_nodes.py  4 ranks on one node
     torchrun --nnodes=2 --node-rank=0 ...                   the same command on each node
     sbatch notebooks/several_nodes.sbatch                   under Slurm
 
-Ranks tell who they are, all-reduce a sum, train for three steps as one process would, and measure
-how fast they send. Rank 0 prints a table and what is off; then the exit status is 1, else 0.
-several_nodes.md, beside this file, tells what to do about it.
+The ranks report their node and device, all-reduce a sum, train for three steps, compare the result
+with one process, and time all-reduces. Rank 0 prints a table and every fault. The exit status is 1
+after a fault, else 0. several_nodes.md, beside this file, lists the faults and their causes.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from dtlab.predict.communication import bus_bandwidth
 from dtlab.training.datasets import batches, digits
 from dtlab.training.models import MLP
 
-STARTED_ALREADY = "RANK" in os.environ  # by torchrun: then this process is a rank
-STEPS, SHARE = 3, 4  # training steps, and samples of a step on each rank
-MOST_OFF = 1e-9  # of a parameter in float64, where rounding alone leaves about 1e-16
+STARTED_ALREADY = "RANK" in os.environ  # by torchrun: this process is a rank
+STEPS, SHARE = 3, 4  # training steps, and samples per step and rank
+MOST_OFF = 1e-9  # largest difference of a float64 parameter; rounding causes about 1e-16
 BYTES_ON_CPU, BYTES_ON_GPU, REPEATS = 16_000_000, 256_000_000, 5
 
 
 @dataclass
 class Rank:
-    """Who a rank is, and what it has seen; all ranks hand theirs to rank 0."""
+    """A rank's identity and results; rank 0 receives those of all ranks."""
 
     rank: int
     node: int
     local_rank: int
     host: str
-    card: str  # its name and UUID, or "cpu"
+    card: str  # name and UUID of the GPU, or "cpu"
     backend: str
     software: str
-    interface: str  # what names the one to use
-    total: float = 0.0  # of 1 + 2 + ... + world size, by all-reduce
-    furthest: float = 0.0  # of a parameter from one process that trains on the whole batch
-    nbytes: int = 0  # of each all-reduce that is timed
-    seconds: dict[str, float] = field(default_factory=dict)  # of an all-reduce, by its group
+    interface: str  # the variables that select the network interface
+    total: float = 0.0  # 1 + 2 + ... + world size, by all-reduce
+    furthest: float = 0.0  # largest difference of a parameter from one process
+    nbytes: int = 0  # of each timed all-reduce
+    seconds: dict[str, float] = field(default_factory=dict)  # of an all-reduce, by group
 
 
 # On every rank --------------------------------------------------------------------------------
 
 
 def on_rank() -> Rank:
-    """What each rank does. It sends nothing large before all ranks fit each other."""
+    """Run the checks of one rank. It sends tensors only if all ranks have a consistent setup."""
     me = who_i_am()
     everyone: list[Rank] = [me] * dist.get_world_size()
     dist.all_gather_object(everyone, me)
@@ -78,7 +78,7 @@ def on_rank() -> Rank:
         me.furthest = furthest_from_one_process(device)
         me.nbytes = BYTES_ON_CPU if device.type == "cpu" else BYTES_ON_GPU
         for name, ranks in groups_of(everyone).items():
-            group = dist.new_group(ranks)  # all ranks have to call it, members or not
+            group = dist.new_group(ranks)  # all ranks must call it, members or not
             if me.rank in ranks:
                 me.seconds[name] = all_reduce_seconds(group, me.nbytes, device)
             dist.barrier()  # one group at a time
@@ -86,7 +86,7 @@ def on_rank() -> Rank:
 
 
 def who_i_am() -> Rank:
-    """This rank, as torchrun, or launch, has numbered it."""
+    """Return this rank, with the numbers from torchrun or launch."""
     device = my_device()
     card = "cpu"
     if device.type == "cuda":
@@ -106,14 +106,14 @@ def who_i_am() -> Rank:
 
 
 def my_device() -> torch.device:
-    """The card that launch chose by LOCAL_RANK, or the CPU."""
+    """Return the GPU that launch chose by LOCAL_RANK, or the CPU."""
     if "nccl" in str(dist.get_backend_config()):
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def software() -> str:
-    """The versions that have to be the same everywhere, and a checksum of dtlab's source."""
+    """Return the versions that must be equal on all ranks, and a checksum of dtlab's source."""
     checksum = 0
     for file in sorted(Path(dtlab.__file__).parent.rglob("*.py")):
         checksum = zlib.crc32(file.read_bytes(), checksum)
@@ -124,7 +124,7 @@ def software() -> str:
 
 
 def all_reduced(value: float, device: torch.device) -> float:
-    """The sum of 1 to the world size, from a long tensor: that element which is most off."""
+    """Return the all-reduced sum of `value`: the most wrong element of a long tensor."""
     tensor = torch.full((1_000_000,), float(value), dtype=torch.float64, device=device)
     dist.all_reduce(tensor)
     wanted = dist.get_world_size() * (dist.get_world_size() + 1) / 2
@@ -132,7 +132,7 @@ def all_reduced(value: float, device: torch.device) -> float:
 
 
 def furthest_from_one_process(device: torch.device) -> float:
-    """Train on a share of each batch, with the gradients of all; and on whole batches, alone."""
+    """Return the largest difference between parameters trained with DataParallel and alone."""
     world_size = dist.get_world_size()
     data = TensorDataset(*digits().train[: STEPS * SHARE * world_size])
     ours, alone = (MLP(64, 32, 10, seed=0).double().to(device) for _ in range(2))
@@ -144,7 +144,7 @@ def furthest_from_one_process(device: torch.device) -> float:
 
 
 def train(model: nn.Module, steps: Iterable[tuple[Tensor, ...]], device: torch.device) -> None:
-    """Plain SGD, a batch a step."""
+    """Train with plain SGD, one batch per step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for images, labels in steps:
         optimizer.zero_grad()
@@ -153,7 +153,7 @@ def train(model: nn.Module, steps: Iterable[tuple[Tensor, ...]], device: torch.d
 
 
 def groups_of(everyone: Sequence[Rank]) -> dict[str, list[int]]:
-    """Whose all-reduces are timed: each node's, one rank of every node's, and all ranks'."""
+    """Return the groups to time: the ranks of each node, one rank of every node, and all ranks."""
     nodes = ranks_by_node(everyone)
     groups = {f"in node {node}": ranks for node, ranks in nodes.items()}
     if len(nodes) > 1:
@@ -164,7 +164,7 @@ def groups_of(everyone: Sequence[Rank]) -> dict[str, list[int]]:
 
 
 def ranks_by_node(everyone: Sequence[Rank]) -> dict[int, list[int]]:
-    """{node: its ranks}."""
+    """Return {node: its ranks}."""
     nodes = defaultdict(list)
     for one in everyone:
         nodes[one.node].append(one.rank)
@@ -172,7 +172,7 @@ def ranks_by_node(everyone: Sequence[Rank]) -> dict[int, list[int]]:
 
 
 def all_reduce_seconds(group: dist.ProcessGroup, nbytes: int, device: torch.device) -> float:
-    """The median of several; the first one, which opens connections, does not count."""
+    """Return the median time of an all-reduce; the first, which opens connections, is left out."""
     tensor, seconds = torch.ones(nbytes // 4, device=device), []
     for _ in range(1 + REPEATS):
         dist.barrier(group)
@@ -184,11 +184,11 @@ def all_reduce_seconds(group: dist.ProcessGroup, nbytes: int, device: torch.devi
     return statistics.median(seconds[1:])
 
 
-# What is off ----------------------------------------------------------------------------------
+# Faults ---------------------------------------------------------------------------------------
 
 
 def what_does_not_fit(everyone: Sequence[Rank]) -> list[str]:
-    """Sentences on what ranks differ in, or share, before anything is sent; none if all fit."""
+    """Return sentences on different software or backends and shared GPUs; none if all is well."""
     said = []
     for what, of in (("software", lambda one: one.software), ("backend", lambda one: one.backend)):
         kinds = defaultdict(list)
@@ -203,14 +203,14 @@ def what_does_not_fit(everyone: Sequence[Rank]) -> list[str]:
     for card, ranks in holders.items():
         if card != "cpu" and len(ranks) > 1:
             said.append(
-                f"One card is shared by {named(ranks)}: {card}. Each rank needs its own card: "
-                "start one torchrun on each node, with no more ranks than the node has cards."
+                f"One GPU is shared by {named(ranks)}: {card}. Each rank needs its own GPU: "
+                "start one torchrun on each node, with no more ranks than the node has GPUs."
             )
     return said
 
 
 def what_went_wrong(everyone: Sequence[Rank]) -> list[str]:
-    """Sentences on sums and parameters that came out wrong; none if all came out right."""
+    """Return sentences on wrong sums and parameters; none if all are right."""
     wanted = sum(one.rank + 1 for one in everyone)
     wrong = [one.rank for one in everyone if one.total != wanted]
     if wrong:
@@ -220,27 +220,27 @@ def what_went_wrong(everyone: Sequence[Rank]) -> list[str]:
     if away:
         most = max(everyone[rank].furthest for rank in away)
         return [
-            f"Training is not that of one process: after {STEPS} steps, parameters of "
+            f"Training differs from one process: after {STEPS} steps, the parameters of "
             f"{named(away)} are off by up to {most:.2g}. The all-reduce of gradients is wrong."
         ]
     return []
 
 
 def unlike_slurm(everyone: Sequence[Rank]) -> list[str]:
-    """A sentence where srun has started more nodes, or fewer, than have found each other."""
+    """Return a sentence if srun started tasks on more or fewer nodes than the ranks are on."""
     wanted, there = os.environ.get("SLURM_STEP_NUM_NODES"), len(ranks_by_node(everyone))
     if not STARTED_ALREADY or wanted is None or int(wanted) == there:
         return []
-    return [f"srun has started this on {wanted} nodes, but these ranks are on {there}."]
+    return [f"srun started tasks on {wanted} nodes, but these ranks are on {there}."]
 
 
 # The table, on rank 0 -------------------------------------------------------------------------
 
 
 def table(everyone: Sequence[Rank]) -> str:
-    """Who is where, and how fast all-reduces are."""
+    """Return a table of the ranks, and one of the speed of all-reduces."""
     width = max(len("host"), *(len(one.host) for one in everyone))
-    lines = [f"rank  node  {'host':<{width}}  local rank  card"]
+    lines = [f"rank  node  {'host':<{width}}  local rank  device"]
     for one in everyone:
         place = f"{one.rank:4}  {one.node:4}  {one.host:<{width}}"
         lines.append(f"{place}  {one.local_rank:10}  {one.card}")
@@ -248,7 +248,7 @@ def table(everyone: Sequence[Rank]) -> str:
         lines += ["", "all-reduce    ranks         size      time  bus bandwidth"]
     for name, ranks in groups_of(everyone).items():
         if not everyone[ranks[0]].seconds:
-            continue  # ranks did not fit each other
+            continue  # not timed, because of a fault
         nbytes = everyone[0].nbytes
         seconds = max(everyone[rank].seconds[name] for rank in ranks)  # the slowest rank's
         speed = bus_bandwidth("all_reduce", nbytes, seconds, len(ranks))
@@ -260,30 +260,30 @@ def table(everyone: Sequence[Rank]) -> str:
 
 
 def remarks(everyone: Sequence[Rank]) -> str:
-    """What was computed, and on what."""
+    """Return lines on the software, the results and the hosts."""
     first, furthest = everyone[0], max(one.furthest for one in everyone)
     lines = [first.software, first.interface]
     if first.total:
         lines += [
             f"sum of 1 to {len(everyone)} by all-reduce: {first.total:g}",
-            f"{STEPS} steps of DataParallel: parameters within {furthest:.1e} of one process's",
+            f"{STEPS} steps of DataParallel: parameters differ by {furthest:.1e} from one process",
         ]
     hosts, nodes = {one.host for one in everyone}, ranks_by_node(everyone)
     if len(hosts) < len(nodes):
         lines.append(
             f"{len(nodes)} nodes on {len(hosts)} host{'s' * (len(hosts) > 1)}, "
-            f"{', '.join(sorted(hosts))}: what goes between nodes of a host crosses no network."
+            f"{', '.join(sorted(hosts))}: messages between nodes of one host cross no network."
         )
     return "\n".join(lines)
 
 
 def named(ranks: Sequence[int]) -> str:
-    """rank 3, or ranks 0-3, 8."""
+    """Return "rank 3", or "ranks 0-3, 8"."""
     return f"rank{'s' * (len(ranks) > 1)} {listing(ranks)}"
 
 
 def listing(ranks: Sequence[int]) -> str:
-    """[0, 1, 2, 3, 8] as 0-3, 8."""
+    """Return [0, 1, 2, 3, 8] as "0-3, 8"."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -293,27 +293,27 @@ def listing(ranks: Sequence[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-# Everything -----------------------------------------------------------------------------------
+# The whole check ------------------------------------------------------------------------------
 
 
 def give_up(limit: float) -> None:
-    """End this rank, and show the line at which it waits."""
+    """Print the line at which this rank waits, and end the rank."""
     where = f"rank {os.environ['RANK']} on {socket.gethostname()}"
     frame = sys._current_frames()[threading.main_thread().ident or 0]
     lines = "".join(traceback.format_stack(frame))
     print(f"{where} still waits after {limit:g} s:\n{lines}", file=sys.stderr, flush=True)
-    time.sleep(1.0)  # torchrun ends all ranks once one has ended: let the others say theirs
+    time.sleep(1.0)  # torchrun ends all ranks after the first: let the other ranks print
     os._exit(1)
 
 
 def main() -> int:
-    """Returns the exit status: 0 if all is well."""
-    parser = argparse.ArgumentParser(description="Do these nodes work together?")
-    parser.add_argument("--limit", type=float, default=120.0, help="seconds until ranks give up")
+    """Return the exit status: 0 if all is well."""
+    parser = argparse.ArgumentParser(description="Check that nodes work together.")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds until a rank gives up")
     limit = parser.parse_args().limit
     timer = threading.Timer(limit, give_up, [limit])
     timer.daemon = True
-    if STARTED_ALREADY:  # else launch itself has a limit
+    if STARTED_ALREADY:  # otherwise launch has a time limit
         timer.start()
     try:
         run = dtlab.launch(on_rank, trace=False, timeout=limit)
@@ -328,7 +328,7 @@ def main() -> int:
     if os.environ.get("RANK", "0") == "0":
         print(said + ("\n".join(off) if off else "All is well."), flush=True)
     if dist.is_initialized():
-        dist.barrier()  # torchrun ends all ranks when one fails: not before this is printed
+        dist.barrier()  # torchrun ends all ranks when one fails: print first
     timer.cancel()
     return 1 if off else 0
 

@@ -127,7 +127,7 @@ def test_one_process_launches_two_ranks(tmp_path: Path) -> None:
     assert rows(ended.stdout) == [(0, 0, 0), (1, 0, 1)]
     assert timed(ended.stdout) == {"in node 0": "0-1"}
     assert ended.stdout.endswith("All is well.\n")
-    slow = "The first launch imports PyTorch, which later ones find ready ...\n"
+    slow = "The first launch imports PyTorch; later launches start at once ...\n"
     assert ended.stderr in ("", slow)
 
 
@@ -192,7 +192,7 @@ def broken(script: Path) -> Path:
     ("defect", "sentence"),
     [
         ("nothing", "The all-reduce is wrong: ranks 0-1 got 1, 2 instead of 3."),
-        ("not_gradients", "Training is not that of one process: after 3 steps, parameters of r"),
+        ("not_gradients", "Training differs from one process: after 3 steps, the parameters of r"),
         ("other_python", "The software differs. Make it the same on every node. rank 0: Python 3"),
         ("other_backend", "The backend differs. Make it the same on every node. rank 0: cpu:gloo"),
     ],
@@ -242,7 +242,7 @@ def test_two_nodes_on_one_card_are_told_so(tmp_path: Path, port: int) -> None:
     commands = [[*on_node(node, port), "--nproc-per-node=1", str(SCRIPT)] for node in (0, 1)]
     first, second = run(tmp_path, *commands)
     assert first.status == second.status == 1, (first, second)
-    assert "One card is shared by ranks 0-1: " in first.stdout
+    assert "One GPU is shared by ranks 0-1: " in first.stdout
 
 
 # Under Slurm ----------------------------------------------------------------------------------
@@ -339,7 +339,7 @@ def test_ranks_on_one_card_are_named(nodes: ModuleType) -> None:
     assert nodes.what_does_not_fit(everyone) == []
     everyone[2].card = everyone[0].card
     (sentence,) = nodes.what_does_not_fit(everyone)
-    assert sentence.startswith("One card is shared by ranks 0, 2: card 0.")
+    assert sentence.startswith("One GPU is shared by ranks 0, 2: card 0.")
 
 
 def test_a_node_without_cards_beside_one_with_them_is_named(nodes: ModuleType) -> None:
