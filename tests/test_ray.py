@@ -21,7 +21,7 @@ from nbclient.exceptions import DeadKernelError
 import dtlab
 from dtlab.errors import DtlabError, LaunchError
 from dtlab.ranks.ray import cluster, local_ray
-from tests.with_ray import SECONDS, Marked, needs_ray
+from tests.with_ray import SECONDS, Marked, needs_ray, running_cluster
 
 FUNCTIONS = """
 import os, re, signal, sys, time
@@ -155,25 +155,9 @@ class TestLaunch:
 
         An agent that is killed is an error, and the next launch works.
         """
-        folder = cluster.short_folder()
         (script.parent / "lacks" / "dtlab").mkdir(parents=True)
         (script.parent / "lacks" / "dtlab" / "__init__.py").write_text(LACKS)
-        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-        code = (
-            "import ray, sys; i = ray.init(address='local', num_cpus=1, include_dashboard=False,"
-            f"_temp_dir={folder!r}); print(i.address_info['address'], flush=True);"
-            "sys.stdin.read(); ray.shutdown()"
-        )
-        head = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        assert head.stdout is not None
-        try:
-            monkeypatch.setenv("RAY_ADDRESS", head.stdout.readline().strip())
+        with running_cluster(monkeypatch, cpus=1):
             run = program(f"{FUNCTIONS}\n{BUSY}", script)
             out, error = run.process.communicate(timeout=SECONDS)
             assert run.process.returncode == 0, out + error
@@ -185,10 +169,6 @@ class TestLaunch:
             assert "2 ranks on gloo" in out
             assert "worker died" not in out
             assert run.folders() == []
-            assert head.poll() is None
-        finally:
-            head.communicate(timeout=60)
-            subprocess.run(["rm", "-rf", folder], check=True)
 
 
 LACKS = "raise ImportError('no dtlab here')"

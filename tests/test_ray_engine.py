@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from dtlab.cli import main
-from dtlab.ranks.ray.cluster import short_folder
 from tests.a_class import NAME, Class, keep_path, without_seconds
-from tests.with_ray import SECONDS, Marked, needs_ray
+from tests.with_ray import SECONDS, Marked, needs_ray, running_cluster
 
 STUDENTS = ("ada", "bob", "cyd")
 
@@ -84,22 +81,7 @@ class TestWithRay:
     def test_a_cluster_that_is_running_is_taken_and_left_running(
         self, group: Class, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        folder = short_folder()
-        monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
-        monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        code = (
-            "import ray, sys; i = ray.init(address='local', num_cpus=2, include_dashboard=False,"
-            f"_temp_dir={folder!r}); print(i.address_info['address'], flush=True);"
-            "sys.stdin.read(); ray.shutdown()"
-        )
-        cluster = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        assert cluster.stdout is not None
-        try:
-            monkeypatch.setenv("RAY_ADDRESS", cluster.stdout.readline().strip())
+        with running_cluster(monkeypatch, cpus=2) as cluster:
             run = graded(group)
             assert run.process.stdout is not None
             first = run.process.stdout.readline()
@@ -107,13 +89,9 @@ class TestWithRay:
             out, error = run.process.communicate(timeout=SECONDS)
             assert (run.process.returncode, error) == (0, ""), first + out
             assert "3 graded." in out
-            assert cluster.poll() is None
-            names = [one.name() for one in psutil.Process(cluster.pid).children(recursive=True)]
+            names = [one.name() for one in cluster.children(recursive=True)]
             assert any("raylet" in name for name in names)
             assert not any("dtlab" in name or "Judge" in name for name in names), names
-        finally:
-            cluster.communicate(timeout=60)
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.mark.proof

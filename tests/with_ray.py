@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 
-__all__ = ["SECONDS", "Marked", "needs_ray"]
+from dtlab.ranks.ray.cluster import short_folder
+
+__all__ = ["SECONDS", "Marked", "needs_ray", "running_cluster"]
 
 needs_ray = [
     pytest.mark.slow,
@@ -22,6 +27,34 @@ needs_ray = [
 HAD_RAY = (Path.home() / ".ray").exists()
 SECONDS = 240.0  # that a program may take: a guard, a cluster alone starts in ten
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@contextmanager
+def running_cluster(monkeypatch: pytest.MonkeyPatch, cpus: int) -> Iterator[psutil.Process]:
+    """A cluster of another program, named by RAY_ADDRESS; yields the process that started it."""
+    folder = short_folder()
+    for name, value in (
+        ("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_AUTH_MODE", "token"),
+        ("RAY_AUTH_TOKEN", "0123456789abcdef" * 4), ("PYTHONPATH", os.pathsep.join(sys.path)),
+    ):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    code = (
+        f"import ray, sys; i = ray.init(address='local', num_cpus={cpus}, include_dashboard=False,"
+        f"_temp_dir={folder!r}); print(i.address_info['address'], flush=True);"
+        "sys.stdin.read(); ray.shutdown()"
+    )
+    head = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert head.stdout is not None
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", head.stdout.readline().strip())
+        yield psutil.Process(head.pid)
+        assert head.poll() is None
+    finally:
+        head.communicate(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Marked:
