@@ -424,6 +424,22 @@ def test_ddp_names_the_parameters_without_a_gradient_once() -> None:
 
 
 @pytest.mark.slow
+def test_ddp_names_parameters_that_were_frozen_after_it_wrapped_the_module() -> None:
+    def train() -> None:
+        layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        layers[1].bias.requires_grad_(False)
+        model = DistributedDataParallel(layers)
+        layers[0].requires_grad_(False)
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+
+    message = message_of(train)
+    frozen = "(frozen after you wrapped the module)"
+    assert f"0.weight {frozen}, 0.bias {frozen}. DDP waits" in message
+    assert "2.weight" not in message
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_after", [0, 1])
 def test_validation_on_one_rank_shifts_the_collectives_of_ddp(steps_after: int) -> None:
     def train() -> None:

@@ -68,7 +68,7 @@ def test_a_blocked_criterion_says_which_one_it_waits_for() -> None:
     assert large.message == "judged once this is met: small numbers are doubled"
     unreadable = Check(lambda _: [], (rule("large", 1, "right", "small"),))
     (large,) = unreadable.settle([saw("small", 3), saw("large", 2)])
-    assert large.message == "judged once the answer can be read"
+    assert large.message == "judged once the other faults are corrected"
 
 
 def test_nothing_is_earned_in_trials_that_were_not_run() -> None:

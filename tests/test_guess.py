@@ -12,7 +12,7 @@ from nbclient import NotebookClient
 
 import dtlab
 from dtlab.show import Guess, guess
-from dtlab.show.guess import distance_words, form
+from dtlab.show.guess import calibration, distance_words, form
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
@@ -82,6 +82,25 @@ def test_a_run_in_which_nobody_guesses_goes_on(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "Guess: How many?\n"
     assert made.value is None
     assert told(made, capsys, 24, "A ring.") == "No guess was made. It is 24 MB. A ring."
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "tendency"),
+    [(4, 4, ""), (2, 0, ""), (5, 3, ""), (4, 1, "low"), (0, 3, "high")],
+)
+def test_a_tendency_is_told_only_if_the_counts_clearly_differ(
+    low: int, high: int, tendency: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    made = [guess("How many?", value=value) for value in [1] * low + [5] + [25] * high]
+    for each in made:
+        each.reveal(5)
+    monkeypatch.setitem(calibration.__globals__, "kernel_variables", lambda: made)
+    capsys.readouterr()
+    calibration()
+    out = capsys.readouterr().out
+    assert (f"You tend to guess too {tendency}." if tendency else "") in out
+    assert ("You tend" in out) == bool(tendency)
 
 
 def test_choices(capsys: pytest.CaptureFixture[str]) -> None:

@@ -205,7 +205,8 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) ->
 @pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"mended": nothing}])
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
     criteria = RUNS[0].check.run("run_1", answer, bench=BENCH)
-    assert criteria[0].message.startswith("run_1 must be a dict")
+    fault = 'has no key "diagnosis"' if isinstance(answer, dict) else "must be a dict"
+    assert criteria[0].message.startswith(f"run_1 {fault}: ")
     assert [one.status for one in criteria] == ["lost"] + ["blocked"] * 2
 
 

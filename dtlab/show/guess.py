@@ -327,7 +327,7 @@ def calibration() -> None:
     if ratios:
         lines += [f"{words:21} {'#' * number} {number}" for words, number in counts.items()]
         low, high = counts["less than half"], counts["more than twice"]
-        if low != high:
+        if abs(low - high) >= max(3, len(ratios) / 3):
             lines.append(f"You tend to guess too {'low' if low > high else 'high'}.")
     if chosen:
         lines.append(f"You were right in {right} of {counted(len(chosen), 'choice')}.")

@@ -198,7 +198,7 @@ class Check:
             awaited = one.message.removeprefix(WAITS)
             if awaited != one.message:
                 text = next((each.right for each in self.rules if each.name == awaited), "")
-                words = f"{WAITS}{text}" if text else "judged once the answer can be read"
+                words = f"{WAITS}{text}" if text else "judged once the other faults are corrected"
                 one = replace(one, message=words)
             settled[rule.name] = one
         return list(settled.values())

@@ -59,9 +59,12 @@ class Mend(ABC):
     ) -> list[Criterion]:
         """Judges {"diagnosis": ..., "mended": function}."""
         rules = self.rules(answer, bench)
-        if not isinstance(answer, Mapping) or not {"diagnosis", "mended"} <= set(answer):
+        is_dict = isinstance(answer, Mapping)
+        lacking = [key for key in ("diagnosis", "mended") if not is_dict or key not in answer]
+        if lacking:
             waiting = blocked("judged once the answer has this form")
-            why = f'{symbol} must be a dict: {symbol} = {{"diagnosis": ..., "mended": ...}}'
+            fault = f'has no key "{lacking[0]}"' if is_dict else "must be a dict"
+            why = f'{symbol} {fault}: {symbol} = {{"diagnosis": ..., "mended": ...}}'
             first, *rest = (*rules, *self.check.rules)
             return [first.closed(lost(why)), *(other.closed(waiting) for other in rest)]
         name = getattr(answer["mended"], "__name__", "")  # "mended_3", as in the learner's cell

@@ -8,7 +8,7 @@ weights. All computations are in float64, with the formulas of the optimizers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -201,10 +201,47 @@ def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimize
     for description, parameters in _known(case, steps, optimizer):
         if off(got.after, parameters(), case.start(0)) < NEAR:
             return description
+    clipped = ", clipped once and as a whole," * bool(optimizer.clip)
     return (
-        "Is every step made with the mean of all ranks' gradients, those of this step alone, and "
-        "with the rate and the optimizer of the script?"
+        f"Is every step made with the mean of all ranks' gradients{clipped} those of this step "
+        "alone, and with the rate and the optimizer of the script?"
     )
+
+
+def _scaled(
+    case: Training, means: list[Weights], optimizer: Optimizer, ranks: int, passes: int
+) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Known mistakes that multiply the mean gradient of every step by one factor."""
+    factors = {}
+    if passes > 1:
+        for factor in (passes / ranks, 1 / passes, ranks, 1 / ranks, ranks * passes):
+            factors[factor] = (
+                f"They step with {factor:.3g} times the mean over all microbatches of all ranks: "
+                "by which number do you divide the loss, and is the rate the script's?"
+            )
+        factors[passes] = "They step with the sum over the microbatches, not with the mean."
+    elif optimizer.clip:
+        # Any large factor gives each step the length of the limit.
+        factors |= dict.fromkeys(
+            (1e6, ranks),
+            "Steps that should be shorter than the limit are made longer. Divide the sum of the "
+            "gradients by the number of ranks first; the limit may only shorten a gradient.",
+        )
+    else:
+        name = "the ranks' gradients"
+        factors[ranks] = f"They step with the sum of {name}: divide it by their number."
+        factors[1 / ranks] = f"They step with the mean of {name}, divided by their number again."
+    for factor, description in factors.items():
+        if factor != 1:
+            scaled = [{k: factor * share for k, share in weights.items()} for weights in means]
+            yield description, partial(in_one_process, case, scaled, optimizer)
+    limits = {
+        0.0: "They are not clipped: limit the length of the whole gradient, before the step.",
+        optimizer.clip / ranks: "They clip the sum, and then divide it: divide first.",
+    }
+    for limit, description in limits.items() if optimizer.clip else ():
+        limited = replace(optimizer, clip=limit)
+        yield description, partial(in_one_process, case, means, limited)
 
 
 def _known(
@@ -212,16 +249,8 @@ def _known(
 ) -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     ranks = len(steps[0]) if steps else 0
     means = [mean(step) for step in steps]
-    sums = {
-        ranks: "They step with the sum of the ranks' gradients: divide it by their number.",
-        len(steps[0][0]) if steps else 0: (
-            "They step with the sum over the microbatches, not with the mean."
-        ),
-    }
-    for factor, description in sums.items():
-        if factor > 1:
-            larger = [{k: factor * share for k, share in weights.items()} for weights in means]
-            yield description, partial(in_one_process, case, larger, optimizer)
+    if steps:
+        yield from _scaled(case, means, optimizer, ranks, len(steps[0][0]))
     yield (
         "Gradients of earlier steps are in every step.",
         partial(in_one_process, case, means, optimizer, piled_up=True),

@@ -154,17 +154,25 @@ def in_words(error: BaseException, text: str) -> str:
 def _unused(error: BaseException, indices: Sequence[int]) -> str:
     """The message for parameters without a gradient: their names, or numbers if DDP is not found.
 
-    `indices` are the numbers of the parameters among those that require a gradient.
+    `indices` are the numbers of the parameters among those that DDP averages: those that required
+    a gradient when it wrapped the module.
     """
     wrapped = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     ddp = next((each for each in wrapped if isinstance(each, DistributedDataParallel)), None)
     names = []
     if ddp is not None:
-        parameters = ddp.module.named_parameters()
-        names = [name for name, parameter in parameters if parameter.requires_grad]
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
+        frozen = " (frozen after you wrapped the module)"
+        names = [
+            f"{name}{frozen * (not parameter.requires_grad)}"
+            for name, parameter in ddp.module.named_parameters()
+            if id(parameter) in averaged
+        ]
     missing = [names[index] if index < len(names) else f"number {index}" for index in indices]
     return (
         f"these parameters got no gradient in the last backward: {', '.join(missing)}. DDP waits "
-        "for the gradient of each parameter. Use them in the loss, freeze them with "
+        "for the gradient of each parameter that required one when you wrapped the module. Use "
+        "them in the loss, freeze them with "
         "requires_grad_(False) before you wrap the module, or pass find_unused_parameters=True."
     )

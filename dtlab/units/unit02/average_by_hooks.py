@@ -112,15 +112,26 @@ def _trials(seed: int) -> list[Trial]:
     ]
 
 
+def _kinds(trial: Trial) -> list[str]:
+    """The kinds of the models of a trial."""
+    return [case.net.kind for case in trial.cases if isinstance(case, Training)]
+
+
 def _advise_on_order(trials: Seen, words: str) -> str:
-    """Advice if only models fail that define their layers in another order than they use them."""
-    wrong: list[Any] = [case for trial in trials if trial.mistakes for case in trial.trial.cases]
-    if not wrong or any(case.net.kind != "head first" for case in wrong):
-        return ""
-    return (
-        "Right if layers are defined in the order in which they are used. Other gradients may "
-        "not be ready when a hook runs: each parameter's hook averages that gradient alone."
-    )
+    """Advice if models fail that define their layers in another order than they use them.
+
+    A hook that crashes only there uses another parameter than its own, without a gradient yet.
+    """
+    failed = [trial for trial in trials if trial.mistakes]
+    other_order = [trial for trial in failed if "head first" in _kinds(trial.trial)]
+    own = "each parameter's hook averages that gradient alone."
+    if failed and failed == other_order:
+        return (
+            "Right if layers are defined in the order in which they are used. Other gradients may "
+            f"not be ready when a hook runs: {own}"
+        )
+    crashed = (trial.trouble for trial in other_order if trial.error)
+    return next((f"And with {trouble}\nE{own[1:]}" for trouble in crashed), "")
 
 
 _BEFORE = "gradients", "start", FOREIGN

@@ -139,17 +139,23 @@ def wrong_number(step: Step) -> Iterator[Fault]:
     if step.others:
         yield "all_reduces", f"the rank calls {step.others}. A bucket takes one all-reduce."
     elif count not in _numbers_of_buckets(sizes, limit):
+        sent = [event.bytes for event in step.all_reduces]
         yield (
             "all_reduces",
-            f"{_counted(count, len(packed(sizes, limit)))}. Fill a bucket with one gradient after "
+            f"{_counted(sent, packed(sizes, limit))} Fill a bucket with one gradient after "
             "another, from the last parameter on, and close it with the gradient that reaches "
             "`bucket_bytes` or more. The gradients left at the end form a bucket too.",
         )
 
 
-def _counted(count: int, goal: int, dtype: str = "") -> str:
-    """A text like "1 all-reduce of float64, for 3 buckets"."""
-    return f"{counted(count, 'all-reduce')}{dtype}, for {counted(goal, 'bucket')}"
+def _counted(sent: Sequence[int], goal: Sequence[int], dtype: str = "") -> str:
+    """A text like "1 all-reduce of float64, for 3 buckets", with their sizes in bytes."""
+    sizes = "; ".join(
+        f"{what}: {', '.join(map(str, values)) or 'none'}"
+        for what, values in (("bytes sent", sent), ("bytes of the buckets", goal))
+    )
+    numbers = f"{counted(len(sent), 'all-reduce')}{dtype}, for {counted(len(goal), 'bucket')}"
+    return f"{numbers} ({sizes})."
 
 
 def _wrong_bytes(step: Step) -> Iterator[Fault]:
@@ -184,12 +190,15 @@ def _wrong_dtypes(step: Step) -> Iterator[Fault]:
                 f"{_DTYPES}",
             )
         elif len(sent) not in _numbers_of_buckets(sizes, step.case.bucket_bytes):
-            goal = len(packed(sizes, step.case.bucket_bytes))
-            yield (
-                _NUMBER_OF_A_DTYPE,
-                f"{_counted(len(sent), goal, f' of {dtype}')}. `bucket_bytes` counts bytes: an "
-                "element of float64 has 8 bytes. Count the bytes of each dtype separately.",
+            goal = packed(sizes, step.case.bucket_bytes)
+            advice = (
+                "`bucket_bytes` counts bytes: an element of float64 has 8 bytes. Count the bytes "
+                "of each dtype separately."
+                if step.case.bucket_bytes < _ALL
+                else "A gradient of another dtype must not close a bucket: only `bucket_bytes` "
+                "does, and the end."
             )
+            yield _NUMBER_OF_A_DTYPE, f"{_counted(sent, goal, f' of {dtype}')} {advice}"
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -22,6 +22,7 @@ from dtlab.grading.checking.nets import Net, draw_nets
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.unseen import FOREIGN
 from dtlab.grading.parts import Part
+from dtlab.predict.units import counted
 from dtlab.units.unit02.average_in_buckets import Counted, draw_plan, packed, wrong_number
 from dtlab.units.unit02.training import LOST_BY, Arguments, Step, steps_of, train
 
@@ -33,7 +34,8 @@ _LEFT_BEHIND = "Which state did `finish` not reset?"
 _OTHER_ORDER = "Here gradients become ready in different orders on different ranks"
 _OTHER_BUCKETS = (
     f"{_OTHER_ORDER}, so another bucket is full first. All ranks must start the same all-reduce "
-    "first: hold a full bucket back until the buckets before it have been sent."
+    "first: hold a full bucket back until the buckets before it have been sent, and then go on "
+    "sending while the next bucket is full."
 )
 _WITHIN_A_BUCKET = (
     f"{_OTHER_ORDER}, even within one bucket. A bucket is full when all of its gradients are "
@@ -48,14 +50,17 @@ class Overlapping(Counted):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        def start(module: Any, **group: Any) -> Callable[[], Any]:
+        def before_backward(module: Any, **group: Any) -> Callable[[], Any]:
             finish: Callable[[], Any] = fn(module, given.bucket_bytes, **group)
             if not callable(finish):
                 kind = type(finish).__name__
-                raise TypeError(f"overlap returns {kind}, not a function to call after backward")
+                raise TypeError(
+                    f"overlap returns {kind}, not a function to call after backward. End with "
+                    "`return finish`, without brackets."
+                )
             return finish
 
-        return train(given, start)
+        return train(given, before_backward)
 
     def wrong_step(self, step: Step) -> Iterator[Fault]:
         if self.counted:
@@ -74,7 +79,8 @@ class Overlapping(Counted):
             if late and not fault([step.run], "order"):
                 yield (
                     "at_once",
-                    f"{late} full buckets are sent only after backward. When you send a bucket, "
+                    f"{counted(late, 'full bucket')} {'is' if late == 1 else 'are'} sent only "
+                    "after backward. When you send a bucket, "
                     "the next one may be full already: go on sending in a loop while the next "
                     "bucket is full.",
                 )
@@ -151,11 +157,19 @@ def _trials(seed: int) -> list[Trial]:
 
 def _where_to_look(trials: Seen, words: str) -> str:
     """Advice on the cause, from the error message and the trials that fail; may be empty."""
+    failures = (trial.failure for trial in trials if trial.failure is not None)
+    if any(", in before_backward\n" in (each.traceback or "") for each in failures):
+        return (
+            "This line runs before any backward. If it belongs to `finish`: return that function, "
+            "and do not call it."
+        )
     if "has no attribute 'wait'" in words or "has no attribute 'work'" in words:
         return (
             "A bucket was never sent: which gradients does its hook count? And after step 1: "
             f"{_LEFT_BEHIND.lower()}"
         )
+    if "'NoneType' object has no attribute" in words:
+        return "A gradient of this bucket has not arrived yet: its `.grad` is still None."
     silent = (step for trial in trials for step in steps_of(trial) if not step.all_reduces)
     if {step.number > 0 for step in silent} == {True}:
         return f"Step 1 sends its buckets, and later steps send none. {_LEFT_BEHIND}"

@@ -55,6 +55,8 @@ class Epochs(Faulty):
 
         def batches_of(epoch: int, seed: int) -> list[list[int]]:
             batches = fn(num_samples, batch_size, epoch, seed)
+            if any(isinstance(batch, int) for batch in batches):
+                raise TypeError("return a list of batches, each of which is a list of samples")
             return [[int(sample) for sample in batch] for batch in batches]
 
         return {
@@ -125,10 +127,16 @@ class Epochs(Faulty):
                 f"{twice[0]} on {ranks_in_words(owners)}.\n{advice}"
             )
         if missing:
+            advice = (
+                "Do not leave samples out to make shares equal: some ranks have one sample more "
+                "than others, in the same number of batches."
+                if missing == self.num_samples % len(samples)
+                else "Each sample must be in one rank's part. Where does the part of rank 0 "
+                "begin, where does each part end, and is a batch lost?"
+            )
             return (
                 f"in epoch {epoch} {missing} sample{' is' if missing == 1 else 's are'} on no "
-                "rank.\nDo not leave samples out to make shares equal: some ranks have one sample "
-                "more than others, in the same number of batches."
+                f"rank.\n{advice}"
             )
         return ""
 
@@ -199,6 +207,13 @@ def _calls(seen: Seen) -> str:
     return ""
 
 
+def _advise_on_calls(seen: Seen, words: str) -> str:
+    """Advice if ranks communicate, which mixes up epochs that they request in other orders."""
+    calls = _calls(seen)
+    mixed = "The ranks request epochs in different orders here, so this call mixes up epochs."
+    return f"{calls} {mixed}" if calls else ""
+
+
 def _trials(seed: int) -> list[Trial]:
     """Trials on 1 to 4 ranks, with numbers of samples that divide evenly and that do not."""
     draw = random.Random(seed)
@@ -228,7 +243,12 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("covering", 2, "in every epoch each sample is on one rank, once"),
+            rule(
+                "covering",
+                2,
+                "in every epoch each sample is on one rank, once",
+                advice=_advise_on_calls,
+            ),
             rule(
                 "steps",
                 1,

@@ -209,7 +209,8 @@ def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
 
 _OWN_GRADIENT = (
     "this is the rank's own gradient: no all-reduce left its result in this `.grad`. If you "
-    "reduced a copy or a concatenation, write the result back."
+    "reduced a copy or a concatenation, write the result back. If you reduced the parameter: its "
+    "gradient is `parameter.grad`."
 )
 
 

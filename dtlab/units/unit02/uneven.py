@@ -57,8 +57,9 @@ PART = Part(
         ),
         number(
             "factor",
-            "the factor by which rank 2 must multiply its mean loss, so that DDP's average is "
-            "the gradient of the mean over all samples",
+            "each rank multiplies its mean loss by a factor that depends only on the numbers of "
+            "samples, so that DDP's average is the gradient of the mean over all samples: the "
+            "factor of rank 2",
             "3 * sizes[2] / n",
             "Rank 2's sum must be divided by the number of all samples. DDP divides by 3 already.",
             {
@@ -66,6 +67,9 @@ PART = Part(
                 "of ranks.",
                 "1 / answer": "this is the inverse: a rank with few samples must count less.",
                 "1": "this factor changes nothing.",
+                "(3 * total / n - sum(gradients[:2])) / gradients[2]": "this is right for these "
+                "gradients only, and if ranks 0 and 1 have the factor 1. Every rank has a factor, "
+                "computed from numbers of samples alone.",
             },
         ),
         number(

@@ -317,9 +317,11 @@ RIGHT = [tensor_hooks, a_function_for_each_parameter, waits_at_the_end_of_backwa
 
 WRONG = {
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks, not the mean"},
-    averages_the_parameter: {"gradients": "this is the rank's own gradient"},
+    averages_the_parameter: {"gradients": "its gradient is `parameter.grad`"},
     divided_into_a_new_tensor: {"gradients": "this is the sum over the ranks"},
-    all_hooks_see_the_last_parameter: {"gradients": "4 ranks, "},
+    all_hooks_see_the_last_parameter: {
+        "gradients": "Each parameter's hook averages that gradient alone"
+    },
     first_step_only: {
         "gradients": "step 2, rank 0, layers.0.weight: this is the rank's own gradient",
         "all_reduces": "step 2, rank 0: the rank calls no all-reduce",

@@ -264,7 +264,7 @@ WRONG = {
     divided_into_a_new_tensor: {"gradients": "this is the sum over the ranks"},
     mean_in_a_copy: {"gradients": "write the result back"},
     parameters_in_place_of_gradients: {
-        "gradients": "no all-reduce left its result in this `.grad`"
+        "gradients": "If you reduced the parameter: its gradient is"
     },
     in_double: {"all_reduces": "the all-reduces carry"},
     with_something_beside_it: {"all_reduces": "without any other data"},

@@ -156,6 +156,14 @@ def four_bytes_for_every_element(module, bucket_bytes, group=None):
             average_together(bucket, group)
 
 
+def a_change_of_dtype_closes_a_bucket(module, bucket_bytes, group=None):
+    gradients = gradients_of(module)[::-1]
+    changes = [i for i in range(1, len(gradients)) if gradients[i - 1].dtype != gradients[i].dtype]
+    for begin, end in zip([0, *changes], [*changes, None], strict=True):
+        for bucket in in_lists(gradients[begin:end], lambda all_: nbytes(all_) >= bucket_bytes):
+            average_together(bucket, group)
+
+
 def padded_by_an_element(module, bucket_bytes, group=None):
     for bucket in right_buckets(module, bucket_bytes):
         average_together([*bucket, bucket[0].new_zeros(1)], group)
@@ -315,7 +323,7 @@ WRONG = {
     all_in_one: {"all_reduces": "1 all-reduce, for "},
     closed_before_it_is_full: {"all_reduces": "close it with the gradient that reaches"},
     closed_only_above_its_limit: {"all_reduces": "close it with the gradient that reaches"},
-    elements_for_bytes: {"all_reduces": "close it with the gradient that reaches"},
+    elements_for_bytes: {"all_reduces": "; bytes of the buckets: "},
     count_never_begins_again: {"all_reduces": "all-reduces, for "},
     bucket_is_never_emptied: {"bytes": "each gradient is in one bucket"},
     rest_left_out: {
@@ -330,6 +338,7 @@ WRONG = {
     travels_as_float64: {"bytes": "Buckets hold the gradients' own dtype, float32"},
     dtypes_share_a_bucket: {"dtypes": "a bucket must hold gradients of one dtype"},
     four_bytes_for_every_element: {"dtypes": "an element of float64 has 8 bytes"},
+    a_change_of_dtype_closes_a_bucket: {"dtypes": "of another dtype must not close a bucket"},
     everything_is_float32: {"dtypes": "are sent as float32"},
     other_dtypes_left_out: {"dtypes": "this is the rank's own gradient"},
     sum_in_place_of_the_mean: {"gradients": "this is the sum over the ranks"},

@@ -401,6 +401,41 @@ def pytorchs_own(module, bucket_bytes, group=None):
     return lambda: None
 
 
+def returns_what_finish_returns(module, bucket_bytes, group=None):
+    """`return finish()` in place of `return finish`."""
+    return overlapping(buckets_of(trained(module), bucket_bytes, group))()
+
+
+def without_a_loop(module, bucket_bytes, group=None):
+    """Sends one bucket in a hook; the last one held back is never sent."""
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = list(buckets)
+
+    def start(_):
+        if waiting and waiting[0].full:
+            waiting.pop(0).start()
+
+    def finish():
+        for bucket in buckets:
+            bucket.work.wait()
+            bucket.finish(wait=False)
+        waiting.extend(buckets)
+
+    counting(buckets, start)
+    return finish
+
+
+def one_gradient_too_early(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+
+    def start(bucket):
+        if bucket.arrived == max(1, len(bucket.parameters) - 1):
+            bucket.start()
+
+    counting(buckets, start)
+    return lambda: [bucket.finish() for bucket in buckets]
+
+
 # Right, written differently --------------------------------------------------------------------
 
 
@@ -535,7 +570,10 @@ WRONG = {
     never_copied_back: {"gradients": "write the result back"},
     hooks_before_the_gradient_is_there: {"gradients": "4 ranks, "},
     hooks_on_frozen_parameters: {"gradients": "cannot register a hook"},
-    returns_nothing: {"gradients": "overlap returns NoneType, not a function to call after"},
+    returns_nothing: {"gradients": "return finish`, without brackets"},
+    returns_what_finish_returns: {"gradients": "return that function, and do not call it"},
+    without_a_loop: {"order": "go on sending while the next bucket is full"},
+    one_gradient_too_early: {"gradients": "A gradient of this bucket has not arrived yet"},
     a_small_one_for_show: {"all_reduces": "all-reduces, for "},
     ignores_the_group: {"subgroups": "this is the mean over all ranks"},
     divided_by_the_world: {"subgroups": "divide by dist.get_world_size(group)"},

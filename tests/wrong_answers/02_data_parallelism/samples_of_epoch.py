@@ -64,6 +64,12 @@ def order_of_the_first_rank(num_samples, batch_size, epoch, seed=0):
     return in_batches(own_part(order), num_samples, batch_size)
 
 
+def begins_with_the_second_sample(num_samples, batch_size, epoch, seed=0):
+    order = shuffled(num_samples, 1000 * seed + epoch)
+    part = order[dist.get_rank() + 1 :: dist.get_world_size()]
+    return in_batches(part, num_samples, batch_size)
+
+
 def counts_from_one(num_samples, batch_size, epoch, seed=0):
     order = [one + 1 for one in shuffled(num_samples, seed + epoch)]
     return in_batches(own_part(order), num_samples, batch_size)
@@ -204,9 +210,10 @@ WRONG = {
     everybody_takes_all: {"covering": "samples are used more than once"},
     another_order_on_each_rank: {"covering": "from `seed` and `epoch` alone"},
     drawn_from_the_global_state: {"covering": "from `seed` and `epoch` alone"},
-    order_of_the_first_rank: {"covering": "used more than once"},
+    order_of_the_first_rank: {"covering": "you call dist.broadcast."},
+    begins_with_the_second_sample: {"covering": "Where does the part of rank 0 begin"},
     counts_from_one: {"covering": "which is not in the data set"},
-    without_batches: {"covering": "object is not iterable"},
+    without_batches: {"covering": "return a list of batches"},
     last_batch_dropped: {"covering": "on no rank"},
     as_many_batches_as_the_own_part_takes: {"steps": "would wait in backward forever"},
     one_block_for_each_rank: {"steps": "would wait in backward forever"},

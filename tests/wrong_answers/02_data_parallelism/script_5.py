@@ -238,6 +238,15 @@ def the_same_samples_everywhere(model, data, epochs, max_norm):
     )
 
 
+@mended
+def clipped_after_the_step(model, data, epochs, max_norm):
+    trained(model, data, epochs, gradients_averaged, after_step=lambda: clipped(model))
+
+
+def nothing_mended():
+    return {"diagnosis": SAID}
+
+
 # Right, written differently ---------------------------------------------------------------------
 
 
@@ -301,12 +310,14 @@ WRONG = {
     each_adds_up_from_itself_on: {"copies": "by rounding only"},
     not_written: {"copies": "not_written is not written yet"},
     clipped_twice: {"training": "gradients that each rank has clipped by itself"},
-    not_clipped: {"training": "the rate and the optimizer of the script"},
-    clipped_after_the_sum: {"training": "the rate and the optimizer of the script"},
-    a_longer_limit_for_each_rank: {"training": "the rate and the optimizer of the script"},
-    every_parameter_by_itself: {"training": "the rate and the optimizer of the script"},
-    by_value: {"training": "the rate and the optimizer of the script"},
-    always_scaled_to_the_limit: {"training": "They step with the sum of the ranks' gradients"},
+    not_clipped: {"training": "They are not clipped"},
+    clipped_after_the_step: {"training": "before the step"},
+    nothing_mended: {"line": 'script_5 has no key "mended"'},
+    clipped_after_the_sum: {"training": "divide first"},
+    a_longer_limit_for_each_rank: {"training": "clipped once and as a whole"},
+    every_parameter_by_itself: {"training": "clipped once and as a whole"},
+    by_value: {"training": "limit the length of the whole gradient"},
+    always_scaled_to_the_limit: {"training": "the limit may only shorten"},
     the_gradient_of_rank_0: {"training": "training on rank 0's samples alone"},
     parameters_averaged_after_the_step: {"training": "each rank has clipped by itself"},
     a_higher_rate: {"training": "the rate and the optimizer of the script"},

@@ -174,6 +174,11 @@ def divided_by_the_ranks_too(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=accumulate * dist.get_world_size())
 
 
+@mended
+def divided_by_the_ranks_alone(model, data, epochs, accumulate):
+    with_share(model, data, epochs, accumulate, share=dist.get_world_size())
+
+
 def with_share(model, data, epochs, accumulate, share, zero=False):
     trained(
         model, data, epochs, accumulate, quiet=lambda n: n % accumulate, share=share, zero=zero
@@ -302,7 +307,7 @@ WRONG = {
     still_broken: {"training": "step with the last microbatch of each step alone."},
     only_the_division_is_mended: {"training": "alone, and it counts as one of several"},
     only_the_clearing_is_mended: {"training": "the sum over the microbatches, not with the mean"},
-    a_smaller_rate_for_the_sum: {"training": "off by"},
+    a_smaller_rate_for_the_sum: {"training": "is the rate the script's?"},
     the_forward_pass_outside: {"traffic": "is it inside `no_sync` by then?"},
     without_no_sync: {"traffic": "is it inside `no_sync` by then?"},
     the_other_way_round: {"traffic": "is it inside `no_sync` by then?"},
@@ -311,7 +316,8 @@ WRONG = {
     parameters_besides: {"traffic": "is it inside `no_sync` by then?"},
     not_written: {"traffic": "not_written is not written yet"},
     the_first_one_sends: {"training": "Which gradient does each rank step with?"},
-    divided_by_the_ranks_too: {"training": "Is every step made with the mean of all"},
+    divided_by_the_ranks_too: {"training": "They step with 0.5 times the mean"},
+    divided_by_the_ranks_alone: {"training": "2 times the mean over all microbatches"},
     in_one_large_batch: {"training": "a forward pass takes 32 samples at once"},
     the_other_micro_batches_left_out: {"training": "are in no rank's batches"},
     own_steps_and_a_mean_of_parameters: {"training": "Is every step made with the mean of all"},

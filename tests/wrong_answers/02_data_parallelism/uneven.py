@@ -62,6 +62,11 @@ def factor_of_one(given):
     return by_hand(given) | {"factor": 1}
 
 
+def factor_of_rank_2_alone(given):
+    gradients, right = given["gradients"], by_hand(given)
+    return right | {"factor": (3 * right["true"] - sum(gradients[:2])) / gradients[2]}
+
+
 def weight_upside_down(given):
     return by_hand(given) | {"weight": given["sizes"][2] / given["sizes"][0]}
 
@@ -90,6 +95,7 @@ WRONG = {
     share_for_the_factor: {"factor": "DDP still divides by the number of ranks"},
     factor_upside_down: {"factor": "this is the inverse"},
     factor_of_one: {"factor": "this factor changes nothing"},
+    factor_of_rank_2_alone: {"factor": "if ranks 0 and 1 have the factor 1"},
     weight_upside_down: {"weight": "this is the inverse"},
     weight_of_one: {"weight": "if all batches were equally large"},
     mean_of_accuracies: {"accuracy": "the few samples of rank 2 count a third"},
