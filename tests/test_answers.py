@@ -413,8 +413,9 @@ def test_given_values_can_be_read_and_shown_but_not_changed() -> None:
     assert set(given) == {"gradients", "weights", "rate", "who"}
     with pytest.raises(TypeError):
         given["rate"] = 1  # type: ignore[index]
-    with pytest.raises(KeyError, match="is not given here. Given: gradients"):
+    with pytest.raises(KeyError, match="is not given here. Given: gradients") as raised:
         given["speed"]
+    assert "numbers of step. If you work on another part, run the cell" in str(raised.value)
     assert "learning rate" in repr(given)
     assert "&lt;Ada&gt;" in given._repr_html_()
     for text in (repr(given), given._repr_html_()):
