@@ -311,8 +311,9 @@ SETS = Choices(
         ({"a", "d"}, "{a, d}: b is missing."),
         ({"a", "b", "d"}, "{a, b, d} is not it. Look."),
         ({"a", "z"}, "'z' is none of the options"),
+        ("ab", "'ab' is none of the options. Write the names in braces, as in "),
         (np.array(["a", "b"]), "{a, b}"),
-        (3, '3 is not a set. Write the names in braces, as in {"one", "other"}.'),
+        (3, '3 is not a set. Write the names in braces, as in {"one", "other"}. The options: "a"'),
         ({"a": True}, "{'a': True} is not a set."),
         (True, "True is not a set."),
         ([["a"], "b"], "['a'] is a list; one name is asked for."),
@@ -413,8 +414,9 @@ def test_given_values_can_be_read_and_shown_but_not_changed() -> None:
     assert set(given) == {"gradients", "weights", "rate", "who"}
     with pytest.raises(TypeError):
         given["rate"] = 1  # type: ignore[index]
-    with pytest.raises(KeyError, match="is not given here. Given: gradients"):
+    with pytest.raises(KeyError, match="is not given here. Given: gradients") as raised:
         given["speed"]
+    assert "numbers of step. If you work on another part, run the cell" in str(raised.value)
     assert "learning rate" in repr(given)
     assert "&lt;Ada&gt;" in given._repr_html_()
     for text in (repr(given), given._repr_html_()):

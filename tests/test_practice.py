@@ -62,6 +62,14 @@ def test_what_raises_something_else_is_no_blank() -> None:
     assert "ZeroDivisionError" in criterion.message
 
 
+def test_the_first_wrong_element_is_named() -> None:
+    def four() -> list[bool]:
+        return [True, True, False, False]
+
+    (criterion,) = practice(four, returns=[[True, True, True, False]]).criteria
+    assert criterion.message.endswith("The first wrong one is element 2: False, not True.")
+
+
 @pytest.mark.slow
 def test_the_result_of_each_rank_is_shown_and_bounded() -> None:
     def numbers(size: int) -> list[int]:

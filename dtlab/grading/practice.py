@@ -102,7 +102,8 @@ class _Returns(Case):
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
             if got != wanted:
                 if len(self.wanted) == 1:
-                    return f"it returns {_short(got)} and should return {_short(wanted)}."
+                    returns = f"it returns {_short(got)} and should return {_short(wanted)}."
+                    return f"{returns}{_first_other(got, wanted)}"
                 first = f"rank {rank} returns {_short(got)} and should return {_short(wanted)}."
                 return "\n".join([first, *self._others(rank, results)])
         return ""
@@ -126,6 +127,15 @@ def _judge(observations: Sequence[Observation]) -> Verdict:
     collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
     unused = "returns None" in one.mistakes[0] and min(collectives, default="")
     return lost(f"{one.mistakes[0]}\n{writes_in_place(unused)}" if unused else one.mistakes[0])
+
+
+def _first_other(got: Any, wanted: Any) -> str:
+    """Names the first element that is wrong in a list of the right length."""
+    if not isinstance(got, list) or not isinstance(wanted, list) or len(got) != len(wanted):
+        return ""
+    pairs = enumerate(zip(got, wanted, strict=True))
+    place, (one, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+    return f" The first wrong one is element {place}: {_short(one)}, not {_short(other)}."
 
 
 def _plain(value: Any) -> Any:

@@ -59,7 +59,11 @@ class Given(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            raise KeyError(f"{name!r} is not given here. Given: {', '.join(self._values)}")
+            raise KeyError(
+                f"{name!r} is not given here. Given: {', '.join(self._values)}. These are the "
+                f"numbers of {self._title.partition(',')[0]}. If you work on another part, run "
+                "the cell with its numbers again."
+            )
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:

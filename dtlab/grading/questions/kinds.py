@@ -229,7 +229,9 @@ class Choices:
         try:
             got = frozenset(_option(member, self.options) for member in _members(answer))
         except Unreadable as error:
-            return lost(str(error))
+            names = ", ".join(f'"{name}"' for name in self.options)
+            how = 'Write the names in braces, as in {"one", "other"}. The options: '
+            return lost(f"{error.what} {how}{names}.")
         wanted = _value(self.expected, given)
         shown = "{" + ", ".join(name for name in self.options if name in got) + "}"
         if got == wanted:
@@ -266,9 +268,7 @@ def _members(answer: Any) -> Iterable[Any]:
         return [name for name in answer.strip("{}[]() ").split(",") if name.strip()]
     if isinstance(answer, set | frozenset | list | tuple):
         return answer
-    raise Unreadable(
-        f"{short(answer)} is not a set.", 'Write the names in braces, as in {"one", "other"}.'
-    )
+    raise Unreadable(f"{short(answer)} is not a set.")
 
 
 def _option(answer: Any, options: Mapping[str, str]) -> str:

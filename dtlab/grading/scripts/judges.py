@@ -138,6 +138,12 @@ def too_large_passes(case: Training, results: Sequence[Seen], observation: Obser
 # Bytes sent -------------------------------------------------------------------------------------
 
 
+_EACH_PASS = (
+    "Look at what decides whether a backward pass sends: is it inside `no_sync` by then?"
+)
+_TWICE = "DDP averages the gradients in backward: do you send them again?"
+
+
 def too_much_sent(case: Training, results: Sequence[Seen], observation: Observation) -> str:
     """A message if a rank sends more, or less, than one gradient for each optimizer step."""
     assert observation.trace is not None
@@ -147,14 +153,11 @@ def too_much_sent(case: Training, results: Sequence[Seen], observation: Observat
         left = bytes_left(observation.trace, rank)
         summary = (
             f"{amount(left)} left rank {rank} in {steps} steps of "
-            f"{counted(case.passes, 'microbatch', 'microbatches')}; a "
-            f"gradient for each step is {amount(gradients)}."
+            f"{counted(case.passes, 'microbatch', 'microbatches')}; one "
+            f"gradient for each step is {amount(gradients)} in all."
         )
         if left > _SENT_MORE * gradients + size * (ranks - 1) + _OWN:
-            return (
-                f"{summary} Look at what decides whether a backward pass sends: is it inside "
-                "`no_sync` by then?"
-            )
+            return f"{summary} {_EACH_PASS if case.passes > 1 else _TWICE}"
         if left < _SENT_LESS * gradients:
             return f"{summary} Something must be sent in every step."
     return ""

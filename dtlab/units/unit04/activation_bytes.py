@@ -64,7 +64,7 @@ _QUESTIONS = asked(
         "fused",
         "without dropout, and with fused attention, which keeps no tensor of size a x s x s",
         "32 * sbh",
-        "Which lines of the table are left, with both switches set?",
+        "Which lines of the table are left without dropout and without these tensors?",
         {
             "34 * sbh": "this is right with dropout. There are masks outside of attention.",
             "(32 + 2 * matrices) * sbh": "softmax's output is an attention matrix as well.",

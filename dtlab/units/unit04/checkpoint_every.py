@@ -54,7 +54,8 @@ class Spanning(Faulty):
         return [list(layers[start : start + self.k]) for start in layers[:: self.k]]
 
     def advice(self, trouble: str) -> str:
-        return _ARGUMENT if "a second time" in trouble or "gradient of" in trouble else ""
+        in_backward = "a second time", "gradient of", "in backward"
+        return _ARGUMENT if any(words in trouble for words in in_backward) else ""
 
     def given(self, rank: int, world_size: int) -> dict[str, Any]:
         shape = {"sizes": self.sizes, "rows": self.rows, "k": self.k}
@@ -152,11 +153,12 @@ def _train(
     import torch
 
     from dtlab.training.activation import checkpoint
-    from dtlab.units.unit04.checkpointing_layers import Saved, seeded, weights_of
+    from dtlab.units.unit04.checkpointing_layers import Saved, seeded, tensor_from, weights_of
 
     spans: list[list[int]] = []
     open_spans: list[list[int]] = []
     runs = [0] * (len(sizes) - 1)
+    order: list[int] = []
 
     class Layer(torch.nn.Linear):
         def __init__(self, number: int) -> None:
@@ -165,6 +167,13 @@ def _train(
 
         def forward(self, x: Tensor) -> Tensor:
             runs[self.number] += 1
+            order.append(self.number)
+            if x.shape[-1] != self.in_features:
+                ran = ", ".join(map(str, order))
+                raise ValueError(
+                    f"layer {self.number} takes {self.in_features} numbers a row, and gets "
+                    f"{x.shape[-1]} in {phase}. The layers ran in this order: {ran}"
+                )
             if open_spans:
                 open_spans[-1].append(self.number)
             return torch.nn.functional.dropout(torch.tanh(super().forward(x)), 0.25)
@@ -188,17 +197,21 @@ def _train(
             saved = Saved([*parameters, x])
             spans.clear()
             runs[:] = [0] * len(runs)
+            order.clear()
+            phase = "forward"
             passed = list(layers)
             with saved.hooks():
                 output = fn(passed, k, x, recording_checkpoint)
             record: dict[str, Any] = {
-                "output": output.detach().clone(),
+                "output": tensor_from("checkpoint_every", output).detach().clone(),
                 "spans": list(spans),
                 "changed": passed != layers,
             }
             loss = (output * weights_of(output)).sum()
             del output
             record["saved"] = saved.bytes
+            order.clear()
+            phase = "backward"
             loss.backward()
             gradients = [tensor.grad for tensor in (x, *parameters)]
             record["gradients"] = [None if grad is None else grad.clone() for grad in gradients]

@@ -49,6 +49,8 @@ _QUESTIONS = asked(
         "How many inputs are kept, and how many layers are in the segment that runs backward?",
         {
             "spacing * input + segments * kept": "this confuses k with the number of segments.",
+            "segments * input + spacing * kept - input": "this counts the input of the segment "
+            "in backward once. The text above counts it twice.",
             "segments * input": "these are the checkpoints. What does a segment need?",
             "segments * input + kept": "a segment is recomputed as a whole.",
             "layers * kept": "this is right without checkpoints.",

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["Saved", "go_through", "put_before", "seeded"]
+from dtlab.grading.questions.shapes import kind_in_words
+
+__all__ = ["Saved", "go_through", "put_before", "seeded", "tensor_from", "weights_of"]
 
 Apply = Callable[..., Tensor]
 
@@ -134,7 +136,7 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
         x = before(inputs[0]).tanh() if topic == "chain" else inputs[0] * 1
         output = apply(layers[0], x, *inputs[1:])
         output = apply(layers[1], output) if topic == "chain" else output
-    record = {"output": output.detach().clone()}
+    record = {"output": tensor_from("forward", output).detach().clone()}
     loss = (output * weights_of(output)).sum() if output.requires_grad else None
     del output
     if topic == "result":
@@ -149,6 +151,13 @@ def go_through(given: dict[str, Any], apply: Apply) -> dict[str, Any]:
         "runs": [runs_in_forward, layers[0].runs - runs_in_forward],
         "raised": raised,
     }
+
+
+def tensor_from(function: str, output: Any) -> Tensor:
+    """`output`, which a learner's function returned. Raises TypeError if it is not a tensor."""
+    if isinstance(output, Tensor):
+        return output
+    raise TypeError(f"{function} returns {kind_in_words(output)}, not the output, a tensor")
 
 
 def weights_of(output: Tensor) -> Tensor:

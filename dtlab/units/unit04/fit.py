@@ -26,7 +26,6 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
 
 __all__ = ["MARGIN", "PART", "Layer", "Model", "Plan", "draw_model", "rules_of_thumb"]
 
@@ -266,7 +265,7 @@ class Step(Faulty):
                 "fits",
                 f"with checkpoints over {list(self.plan)} a real step has {peak:,} bytes at its "
                 f"peak, {peak - self.model.limit:,} too many. Backward is at layer {layer} then: "
-                f"{amount(at_layer)} for that layer, and {amount(peaks[layer] - at_layer)} kept "
+                f"{at_layer:,} bytes for that layer, and {peaks[layer] - at_layer:,} bytes kept "
                 f"for the layers before it. {_WHOLE}",
             )
         least = self.model.best[1]

@@ -102,7 +102,10 @@ class Scaling(Faulty):
             scaler = fn(*given["arguments"])
             methods = "scale", "unscale_", "step", "update"
             missing = [name for name in methods if not callable(getattr(scaler, name, None))]
-            record = {"missing": missing} if missing else train(scaler, given)
+            hidden = [name for name in missing if getattr(scaler, name, None) is not None]
+            record = (
+                {"missing": missing, "hidden": hidden} if missing else train(scaler, given)
+            )
         return record | {"finished": sorted(finished)}
 
     def trained(self, scaler: Any) -> dict[str, Any]:
@@ -120,6 +123,14 @@ class Scaling(Faulty):
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         for rank, record in enumerate(results):
+            if record.get("hidden"):
+                name = record["hidden"][0]
+                yield (
+                    "training",
+                    f"self.{name} is a value and hides the method {name}: give the value another "
+                    "name.",
+                )
+                return
             if record.get("missing"):
                 yield "training", f"your class has no method {', '.join(record['missing'])}."
                 return
@@ -137,7 +148,8 @@ class Scaling(Faulty):
             step = None if self.topic == "scale" else self._first_wrong(record["parameters"])
             if step is not None:
                 how = self._how_wrong(record, step)
-                advice = _ADVICE.get(self.topic, _BETWEEN if step else "")
+                between = _BETWEEN if step and _STAYED not in how else ""
+                advice = _ADVICE.get(self.topic, between)
                 yield self.topic, f"{where}step {step}: {how}\n{advice}".rstrip()
             elif self.topic == "optimizers" and other is not None:
                 wrong = "the scale is not halved once if one of them overflows."
@@ -169,6 +181,8 @@ class Scaling(Faulty):
         factor = float((way * right).sum() / right.square().sum())
         if not math.isfinite(factor):
             return "parameters are inf or NaN."
+        if step > 0 and self._is_undivided(way, right, step):
+            return _STAYED
         if abs(factor) < 1e-3:
             return f"parameters hardly move. Is the loss multiplied? {_DIVIDED}"
         if float((way - factor * right).norm()) > 0.01 * abs(factor) * float(right.norm()):
@@ -177,10 +191,24 @@ class Scaling(Faulty):
         why = _NOT_UNSCALED if is_scale else _DIVIDED
         return f"the parameters move {factor:.3g} times as far as they should. {why}"
 
+    def _is_undivided(self, way: Tensor, right: Tensor, step: int) -> bool:
+        """Whether SGD with momentum stepped with this step's gradients times the scale."""
+        before = self.right["parameters"][step - 2] if step > 1 else START
+        gradient = right - 0.9 * (self.right["parameters"][step - 1] - before)
+        scaled = (self.right["scales"][step] - 1) * gradient
+        return float((way - right - scaled).norm()) < 0.01 * float(scaled.norm())
+
 
 _DIVIDED = "Is every gradient divided once, by the scale of this step's loss?"
 _NOT_UNSCALED = "That is the scale: if unscale_ has not been called, step must divide by it."
-_BETWEEN = "The steps before it are right. Which state must one step keep for the next?"
+_STAYED = (
+    "its gradients were not divided by the scale; those of the steps before were. What does "
+    "`step` remember from those steps, and which of it must `update` clear?"
+)
+_BETWEEN = (
+    "The steps before it are right. Which state must one step keep for the next, and which must "
+    "`update` clear?"
+)
 _ADVICE = {
     "scale": (
         "An overflow halves the scale, which has no minimum. growth_interval good steps in a row "

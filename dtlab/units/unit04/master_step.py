@@ -105,6 +105,13 @@ class Mastered(Faulty):
                     step[name] = [tensor.detach().double() for tensor in tensors]
                     step["hold"] += [name for tensor in tensors if tensor.grad is not None]
                 steps.append(step)
+                others = [p.dtype for p in parameters if p.dtype != dtype]
+                if others:
+                    name = str(others[0]).removeprefix("torch.")
+                    raise TypeError(
+                        f"after the step a parameter is {name}, not {given['dtype']}: copy_ "
+                        "rounds to the parameter's format, but assigning .data replaces it"
+                    )
         return {"steps": steps, "finished": sorted(finished)}
 
     @cached_property
@@ -146,12 +153,18 @@ class Mastered(Faulty):
 
     def _wrong_masters(self, steps: Sequence[Any]) -> str:
         """Names the first step after which a master is wrong, and how; empty if none is."""
+        import torch
+
         before = [tensor.double() for tensor in self.start()]
         for number, (step, right) in enumerate(zip(steps, self.right, strict=True)):
             for old, got, want in zip(before, step["masters"], right, strict=True):
                 way, size = float((want - old).norm()), float(want.norm())
                 if not float((got - want).norm()) <= _NEAR * way + _ROUNDING * size:
                     how = self._how_wrong(step, got - old, want - old, self.kinds[number])
+                    rounded = old.to(getattr(torch, self.dtype)).double()
+                    error = float((got - rounded - (want - old)).norm())
+                    if error <= _NEAR * way + _ROUNDING * size:
+                        how = "a master begins at its rounded parameter: keep what rounding loses."
                     return f"step {number}: {how}"
             before = right
         return ""

@@ -11,6 +11,7 @@ skips, and by its final parameters.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -124,14 +125,14 @@ def _other_steps(case: Training, results: Sequence[Seen], run: Observation) -> s
 def _other_gradients(case: Training, results: Sequence[Seen], run: Observation) -> str:
     """A message unless each step uses the mean gradient, clipped to max_norm if it is longer."""
     _, _, max_norm = case.more
-    for step in _made_steps(case, results):
+    made = _made_steps(case, results)
+    for step in made:
         got, true = float(step.got.norm()), float(step.true.norm())
         wanted = step.true * min(1.0, max_norm / (true + 1e-6))
         far = float((step.got - wanted).norm()) > _NEAR * float(wanted.norm())
         is_clipped = true * (1 - _NEAR) > max_norm
         if far or (is_clipped and abs(got / max_norm - 1) > _EXACT):
-            along = float(step.got @ step.true) > (1 - _NEAR**2) * got * true
-            why = _why(got, true, max_norm) if along else _ANOTHER_WAY
+            why = _why(case, results, made, step)
             return (
                 f"step {step.number} is made with a gradient of length {got:.3g}; that of the "
                 f"loss has {true:.3g}, and max_norm is {max_norm:g}. {why}"
@@ -140,11 +141,58 @@ def _other_gradients(case: Training, results: Sequence[Seen], run: Observation) 
 
 
 _ANOTHER_WAY = (
-    "It has another direction than that of the loss: clip all gradients by one common factor."
+    "It has another direction than that of the loss: clip all gradients by one common factor. "
+    "Is the optimizer still that of the script?"
 )
+_ONE_RANK = "It is that of this rank's samples alone. Do the ranks average their gradients (DDP)?"
 
 
-def _why(got: float, true: float, max_norm: float) -> str:
+def _why(case: Training, results: Sequence[Seen], made: list[MadeStep], step: MadeStep) -> str:
+    """Explains the gradient of `step`, the first wrong one of the steps that were made."""
+    _, _, max_norm = case.more
+    got, true = float(step.got.norm()), float(step.true.norm())
+    if not _along(step.got, step.true):
+        of_rank_0 = mean(steps_of(case, results)[step.number][:1])
+        alone = gradient_of(case, results[0].before[step.number], of_rank_0)
+        return _ONE_RANK if _along(step.got, alone) else _ANOTHER_WAY
+    lengths = [(float(each.got.norm()), float(each.true.norm())) for each in made]
+    ranks, micro = len(results), case.micro_batch
+    for parts in (ranks, micro, ranks * micro):
+        divided = _common([length / min(of / parts, max_norm) for length, of in lengths])
+        if abs(divided - 1) < _EXACT:
+            return (
+                f"It is 1/{parts} of that of the loss: is the loss divided by the ranks or the "
+                "samples? Keep the loss of the script."
+            )
+    factor = _common([length / min(of, max_norm) for length, of in lengths])
+    factor = factor or _common([length / of for length, of in lengths])
+    if factor and abs(factor - 1) > _EXACT and not _is_scale(factor):
+        return (
+            f"In every step it is {factor:.3g} times as long as it should be: are the rate and "
+            "max_norm those of the script?"
+        )
+    return _by_length(got, true, max_norm)
+
+
+def _along(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two gradients have nearly the same direction."""
+    return float(one @ other) > (1 - _NEAR**2) * float(one.norm() * other.norm())
+
+
+def _common(factors: list[float]) -> float:
+    """The factor that all steps have in common; 0 if they differ, or are too few to tell."""
+    middle = sum(factors) / len(factors)
+    same = all(abs(factor / middle - 1) < _EXACT for factor in factors)
+    return middle if same and len(factors) > 2 else 0.0
+
+
+def _is_scale(factor: float) -> bool:
+    """Whether a factor may be a loss scale, or the inverse of one: a large power of 2."""
+    power = math.log2(factor)
+    return abs(power) > 7 and abs(power - round(power)) < _EXACT
+
+
+def _by_length(got: float, true: float, max_norm: float) -> str:
     """Explains a gradient of this length, if the cause is known."""
     if got > (1 + _NEAR) * max(true, max_norm):
         return "It is still multiplied by a scale: where is it divided by that, and when?"

@@ -145,16 +145,19 @@ _STAYS = (
     "stays in memory."
 )
 _NOTICES = "The layer runs again on other numbers: ctx.save_for_backward checks its tensors."
+_OF_PARAMETERS = "torch.autograd.grad adds nothing to .grad; backward does."
 _ADVICE = {
     "does not require grad": ("In backward, autograd records only inside torch.enable_grad()."),
     "the output has no gradient": "Does forward detach it, or does apply not get the inputs?",
     "incorrect number of gradients": (
-        "backward must return one value for each argument of forward except ctx: also for the "
-        "layer, which gets None."
+        "backward must return one value for each argument of forward except ctx: None for the "
+        "layer, and None for each input that needs no gradient."
     ),
     "only Tensors of floating point": "Set requires_grad only on inputs that had it before.",
     "second time": "The second run uses the graph of the first: cut the inputs off with detach().",
-    "it is None": "Does the input of the second run get a gradient, and do you return it?",
+    "weight has not arrived": _OF_PARAMETERS,
+    "bias has not arrived": _OF_PARAMETERS,
+    "has not arrived": "Does the input of the second run get a gradient, and do you return it?",
     "is off by": "Do you use the gradient of the output, which backward receives?",
     "added twice": "Is the second run cut off from the graph of the first?",
 }

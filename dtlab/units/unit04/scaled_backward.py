@@ -129,7 +129,8 @@ class Backwards(Faulty):
             number = "NaN" if math.isnan(self.bad) else f"{self.bad:g}"
             yield "overflow", f"it returns False. {number} counts too, in {_ANYWHERE}"
         elif self.topic != "overflow" and returned:
-            yield "finite", f"it returns True, although every gradient is finite. {_LARGE}"
+            why = _LARGE if self.bad else "Return True only if a gradient has inf or NaN."
+            yield "finite", f"it returns True, although every gradient is finite. {why}"
         if self.bad:
             return
         gradients = [None if grad is None else grad.double() for grad in result["gradients"]]
@@ -166,7 +167,7 @@ class Backwards(Faulty):
         return f"gradients are {wrong[0]:.3g} times those of the loss. {why}".rstrip()
 
 
-_ANYWHERE = "every element of every gradient: the step must be skipped."
+_ANYWHERE = "every element of every gradient: True means that the step must be skipped."
 _LARGE = "Large numbers do not overflow in fp32, but the sum of their squares may be inf."
 
 

@@ -83,7 +83,7 @@ _QUESTIONS = asked(
         "a text claims: training needs four times the 16-bit weights. How much of `state` "
         "does that leave out?",
         "state - 8 * parameters",
-        "That is four times 2 bytes per parameter. How much more is yours?",
+        "The text counts four times 2 bytes per parameter. How many more does `state` count?",
         {
             "8 * parameters": "this is what the text counts. What does it leave out?",
             "state": "this is all of it. The text counts a part.",

@@ -60,11 +60,15 @@ class Updating(Faulty):
                 yield "form", wrong
                 return
             (new_scale, new_good), (right_scale, right_good) = result, next_scale(*row)
+            swapped = (new_good, new_scale) == (right_scale, right_good) != (new_scale, new_good)
             if new_scale != right_scale:
                 wrong = f"{call} gives a scale of {new_scale:g}, not {right_scale:g}."
-                yield "backoff" if overflow else "growth", f"{wrong} {_why_scale(row, new_scale)}"
+                why = _ORDER if swapped else _why_scale(row, new_scale)
+                yield "backoff" if overflow else "growth", f"{wrong} {why}"
             if new_good != right_good:
-                if overflow:
+                if swapped:
+                    why = _ORDER
+                elif overflow:
                     why = "Only good steps in a row count: an overflow ends the row."
                 elif good + 1 == interval:
                     why = "The scale has just grown: growth needs as many good steps again."
@@ -72,6 +76,9 @@ class Updating(Faulty):
                     why = "This step was good, too."
                 wrong = f"{call} gives a count of {new_good:g} good steps, not {right_good}."
                 yield "reset" if overflow else "count", f"{wrong} {why}"
+
+
+_ORDER = "The order is wrong: return the scale first, then the count."
 
 
 def _why_scale(row: Row, new: float) -> str:

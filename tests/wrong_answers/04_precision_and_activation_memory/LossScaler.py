@@ -138,6 +138,14 @@ class StaysUnscaled(Right):
         self.found = found
 
 
+class ScaleIsANumber(Right):
+    """The number hides the method."""
+
+    def __init__(self, init_scale, growth_interval):
+        super().__init__(init_scale, growth_interval)
+        self.scale = init_scale
+
+
 class WithoutAnUpdate(Right):
     update = None
 
@@ -477,7 +485,8 @@ WRONG = {
     DividesParameters: {"training": "step 0: the parameters"},
     NotTheLastGroup: {"training": "the parameters move in a wrong direction"},
     WithoutAskingForNone: {"training": "has None in .grad: leave it out"},
-    StaysUnscaled: {"training": "Which state must one step keep"},
+    StaysUnscaled: {"training": "step 1: its gradients were not divided by the scale"},
+    ScaleIsANumber: {"training": "self.scale is a value and hides the method scale"},
     WithoutAnUpdate: {"training": "your class has no method update"},
     Library: {"training": "dtlab.training.loss_scaling.DynamicLossScaler does the work"},
     PyTorch: {"training": "torch.amp.grad_scaler.GradScaler does the work"},

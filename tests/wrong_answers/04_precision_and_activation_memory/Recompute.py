@@ -139,6 +139,26 @@ class LayerWithoutNone(Right):
         return Right.backward(ctx, gradient)[1:]
 
 
+class NoneLeftOut(Right):
+    """Only the inputs that need a gradient get a value."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return (None, *(one for one in Right.backward(ctx, gradient) if one is not None))
+
+
+class NothingReturned(Right):
+    @staticmethod
+    def forward(ctx, layer, *inputs):
+        Right.forward(ctx, layer, *inputs)
+
+
+class ListReturned(Right):
+    @staticmethod
+    def forward(ctx, layer, *inputs):
+        return [Right.forward(ctx, layer, *inputs)]
+
+
 class FirstInputOnly(Right):
     @staticmethod
     def backward(ctx, gradient):
@@ -411,13 +431,16 @@ WRONG = {
         "chain": "two checkpoints behind another layer",
         "changed": "backward raises no error",
     },
-    AskedOfTheFirstGraph: {"gradients": "layer.first.weight has not arrived"},
+    AskedOfTheFirstGraph: {"gradients": "torch.autograd.grad adds nothing to .grad"},
     CutOffWithoutGradients: {"gradients": "x has not arrived: it is None"},
     GradientsForAll: {"gradients": "Set requires_grad only on inputs that had it before"},
     NotRecorded: {"gradients": "autograd records only inside torch.enable_grad()"},
     GradientIgnored: {"gradients": "Do you use the gradient of the output"},
     GradientTwice: {"gradients": "the gradient of x is off by"},
-    LayerWithoutNone: {"gradients": "also for the layer, which gets None"},
+    LayerWithoutNone: {"gradients": "None for the layer, and None for each input that needs no"},
+    NoneLeftOut: {"gradients": "None for the layer, and None for each input that needs no"},
+    NothingReturned: {"result": "forward returns None, not the output, a tensor"},
+    ListReturned: {"result": "forward returns a list, not the output, a tensor"},
     FirstInputOnly: {"gradients": "the gradient of scale has not arrived"},
     NothingForInputs: {"gradients": "the gradient of x has not arrived"},
     ParametersTwice: {"gradients": "was added twice"},

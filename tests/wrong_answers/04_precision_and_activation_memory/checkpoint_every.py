@@ -69,6 +69,17 @@ def the_rest_left_out(layers, k, x, checkpoint):
     return x
 
 
+def groups_that_overlap(layers, k, x, checkpoint):
+    """A slice is one layer too long."""
+    for start in range(0, len(layers), k):
+        x = checkpoint(in_turn, layers[start : start + k + 1], x)
+    return x
+
+
+def returns_nothing(layers, k, x, checkpoint):
+    right_by_ends(layers, k, x, checkpoint)
+
+
 def with_the_loops_variable(layers, k, x, checkpoint):
     """In backward `start` has its last value."""
     last = (len(layers) - 1) // k * k
@@ -209,6 +220,8 @@ WRONG = {
     every_kth_layer: {"groups": "expected: one over each of"},
     the_short_group_first: {"groups": "expected: one over each of"},
     the_rest_left_out: {"equal": "the output"},
+    groups_that_overlap: {"equal": "The layers ran in this order: 0, 1, "},
+    returns_nothing: {"equal": "checkpoint_every returns None, not the output, a tensor"},
     with_the_loops_variable: {"equal": "pass it as an argument"},
     cut_off: {"equal": "no gradient arrives at x"},
     without_gradients: {"equal": "no gradient arrives at x"},

@@ -53,6 +53,10 @@ def one_layer_of_the_segment(given):
     return instead(given, peak=checkpoints + given["kept"])
 
 
+def one_input_counted_once(given):
+    return instead(given, peak=by_hand(given)["peak"] - given["input"])
+
+
 def without_checkpoints(given):
     return instead(given, peak=given["layers"] * given["kept"])
 
@@ -140,6 +144,7 @@ WRONG = {
     segments_and_layers_swapped: {"peak": "this confuses k with the number of segments"},
     checkpoints_alone: {"peak": "these are the checkpoints"},
     one_layer_of_the_segment: {"peak": "a segment is recomputed as a whole"},
+    one_input_counted_once: {"peak": "The text above counts it twice"},
     without_checkpoints: {"peak": "this is right without checkpoints"},
     twice_the_peak: {"peak": "is not it. How many inputs are kept"},
     root_of_the_layers: {"best": "a layer keeps no more than its input"},

@@ -88,6 +88,14 @@ def begins_at_the_parameters(optimizer, parameters, masters, scale):
     return right(optimizer, parameters, masters, scale)
 
 
+def assigns_the_master(optimizer, parameters, masters, scale):
+    """Then the parameters are in fp32 too."""
+    steps = right(optimizer, parameters, masters, scale)
+    for parameter, master in zip(parameters, masters, strict=True):
+        parameter.data = master.data
+    return steps
+
+
 def the_first_parameter_only(optimizer, parameters, masters, scale):
     return right(optimizer, parameters[:1], masters[:1], scale)
 
@@ -330,7 +338,8 @@ WRONG = {
     multiplies: {"masters": "times as far as in a step of SGD in fp32"},
     gradients_as_they_are: {"masters": "RuntimeError"},
     masters_read_back: {"masters": "no more digits than bfloat16"},
-    begins_at_the_parameters: {"masters": "times as far as in a step of SGD in fp32"},
+    begins_at_the_parameters: {"masters": "a master begins at its rounded parameter"},
+    assigns_the_master: {"masters": "a parameter is float32, not bfloat16: copy_ rounds"},
     the_first_parameter_only: {"masters": "the masters do not change"},
     adds_to_old_gradients: {"masters": "times as far as in a step of SGD in fp32"},
     steps_twice: {"masters": "times as far as in a step of SGD in fp32"},

@@ -234,6 +234,29 @@ def the_mean_instead_of_the_sum(model, data, epochs, batch, rate, max_norm):
 
 
 @mended
+def the_loss_divided_by_the_ranks(model, data, epochs, batch, rate, max_norm):
+    """Where gradients are clipped, their length stays the same."""
+
+    def clip(scaler, replica, optimizer, most):
+        scaler.unscale_(optimizer)
+        for parameter in replica.parameters():
+            parameter.grad /= dist.get_world_size()
+        clip_grad_norm_(replica.parameters(), most)
+
+    trained(model, data, epochs, batch, rate, max_norm, clip)
+
+
+@mended
+def the_rate_divided_instead(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate / 180, max_norm)
+
+
+@mended
+def without_a_wrapper(model, data, epochs, batch, rate, max_norm):
+    trained(model, data, epochs, batch, rate, max_norm, wrap=lambda model: model)
+
+
+@mended
 def without_scaling(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm,
             scaler_of=lambda: DynamicLossScaler(init_scale=1.0))  # fmt: skip
@@ -336,6 +359,9 @@ RIGHT = [
 ]  # fmt: skip
 
 BOTH = "are the gradient and the limit both times the scale, or neither?"
+LOSS_DIVIDED = "It is {} of that of the loss: is the loss divided by the ranks or the samples?"
+ONE_RANK = "samples alone. Do the ranks average their gradients (DDP)?"
+RATE = "In every step it is {} times as long as it should be: are the rate and max_norm"
 TIMES = "by what was it multiplied"
 WRONG = {
     the_other_way_round: {"number": "that is the inverse"},
@@ -360,17 +386,20 @@ WRONG = {
     the_limit_alone: {"scale": "although the scale fitted the"},
     a_scaler_for_each_epoch_and_a_limit_for_each_step: {"scale": "epoch 1 skips"},
     always_of_length_max_norm: {"clipping": "is made with a gradient of length"},
-    clipped_to_a_tenth: {"clipping": "and not by a scale"},
-    a_lower_rate_instead: {"clipping": "is made with a gradient of length"},
-    the_mean_instead_of_the_sum: {"clipping": "is made with a gradient of length"},
+    clipped_to_a_tenth: {"clipping": RATE.format("0.1")},
+    a_lower_rate_instead: {"clipping": RATE.format("0.01")},
+    the_mean_instead_of_the_sum: {"clipping": LOSS_DIVIDED.format("1/12")},
+    the_loss_divided_by_the_ranks: {"clipping": LOSS_DIVIDED.format("1/3")},
+    the_rate_divided_instead: {"clipping": RATE.format("0.00556")},
+    without_a_wrapper: {"clipping": ONE_RANK},
     without_scaling: {"clipping": "no step is skipped"},
-    without_momentum: {"clipping": "is made with a gradient of length"},
+    without_momentum: {"clipping": "Is the optimizer still that of the script?"},
     gradients_pile_up: {"clipping": ""},
     one_epoch_too_few: {"clipping": "forward passes, but there are"},
-    each_rank_by_itself: {"clipping": "clip all gradients by one common factor"},
+    each_rank_by_itself: {"clipping": ONE_RANK},
     every_epoch_the_first: {"training": "in the order of epoch 0"},
     another_rank_ends_elsewhere: {"training": "the copies of rank 0 and rank 1 differ"},
-    gradients_averaged_twice: {"training": "left rank 0 in"},
+    gradients_averaged_twice: {"training": "in all. DDP averages the gradients in backward"},
 }
 
 APPEND = "curve.append((loss.item() / len(images), scaler.get_scale()))"

@@ -194,10 +194,10 @@ WRONG = {
     returns_the_scale_alone: {"backoff": "returns a float, not a pair"},
     returns_nothing: {"backoff": "returns None, not a pair"},
     the_order_is_changed: {
-        "backoff": "gives a scale of 0",
-        "reset": "good steps",
-        "growth": "gives a scale of",
-        "count": "good steps",
+        "backoff": "return the scale first, then the count",
+        "reset": "return the scale first",
+        "growth": "return the scale first",
+        "count": "return the scale first",
     },
 }
 
