@@ -633,6 +633,28 @@ class _Communicates(torch.utils.data.Dataset[torch.Tensor]):
         return tensor
 
 
+def test_a_process_that_a_rank_starts_is_told_what_launch_does() -> None:
+    def starts_its_own() -> str:
+        import multiprocessing
+
+        context = multiprocessing.get_context("fork")
+        told = context.SimpleQueue()
+
+        def work() -> None:
+            try:
+                dist.init_process_group("gloo", rank=0, world_size=2)
+            except RuntimeError as error:
+                told.put(str(error))
+
+        process = context.Process(target=work)
+        process.start()
+        process.join()
+        return told.get()
+
+    (told,) = dtlab.launch(starts_its_own, world_size=1).values
+    assert "pass it the function that this process runs" in told
+
+
 def test_a_forked_worker_that_communicates_is_told_at_once() -> None:
     def load() -> None:
         list(torch.utils.data.DataLoader(_Communicates(), num_workers=1))

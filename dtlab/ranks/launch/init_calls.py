@@ -6,6 +6,7 @@ an error. After `destroy_process_group`, the same call creates the group again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ class InitCalls:
     store: Any
 
     def __init__(self, rank: int, spec: Spec, init: Callable[[int, Spec, Any], None]) -> None:
-        self._rank, self._spec, self._init = rank, spec, init
+        self._rank, self._spec, self._init, self._pid = rank, spec, init, os.getpid()
         self._calls = 0
         c10d: Any = dist.distributed_c10d
         dist.init_process_group = c10d.init_process_group = self
@@ -43,7 +44,16 @@ class InitCalls:
         *args: Any,
         **named: Any,
     ) -> None:
-        """Act as `dist.init_process_group`. Raises ValueError if it describes another group."""
+        """Act as `dist.init_process_group`.
+
+        Raises: ValueError if it describes another group, RuntimeError in a forked process.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "init_process_group was called in a process that a rank started. dtlab.launch "
+                "starts the processes itself: pass it the function that this process runs, as in "
+                "dtlab.launch(function, world_size=2), and start none."
+            )
         self._refuse_another(backend, world_size, rank)
         self._calls += 1
         if not dist.is_initialized():

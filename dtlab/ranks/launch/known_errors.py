@@ -31,7 +31,8 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
                    r"|Cannot access accelerator device when none is available\."
                    r"|torch\.cuda\.Stream requires CUDA support"
                    r"|Tried to instantiate dummy base class (Event|Stream)"),
-        'PyTorch finds no GPU here. Write "cpu" as the device, and leave out torch.cuda.',
+        'PyTorch finds no GPU here. Write "cpu" as the device, and leave out torch.cuda, '
+        "pin_memory and offloading.",
     ),
     (
         re.compile(r"No CUDA GPUs are available|no CUDA-capable device is detected"),
