@@ -47,7 +47,7 @@ def normalised(learner: object) -> str:
     if "".join(letter for letter in name if letter.isalnum()) in _PLACEHOLDERS:
         raise DtlabError(
             "your id is missing: the questions are drawn from your id. Type it between the quotes "
-            'in the first cell, as in learner = "ada", run that cell, and then this one.'
+            'in the cell `learner = ...`, as in learner = "ada", run that cell, and then this one.'
         )
     return name
 

@@ -230,6 +230,6 @@ def _refuse_others(name: str, typed: object, student: str | None) -> None:
     if student is not None and "".join(student.casefold().split()) != name:
         raise DtlabError(
             f"these are the questions of {str(typed).strip()!r}, and {student!r} handed them in. "
-            "Each learner gets different values: type your own id in the first cell, and answer "
-            "the questions that it then shows."
+            "Each learner gets different values: type your own id in the cell `learner = ...`, "
+            "and answer the questions that it then shows."
         )

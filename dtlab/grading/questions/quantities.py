@@ -59,6 +59,7 @@ _KINDS: dict[str, dict[str, float]] = {
 _PLAIN = r"[+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _WRITTEN = re.compile(rf"({_PLAIN})(?:\s*/\s*({_PLAIN}))?\s*([^\W\d_].*|%)?")
 _CALCULATION = re.compile(r"(?=.*[\d)]\s*[-+*/(])[\d\s.eE_*/+()-]+")  # "3e-4*4", "(1+2)/3"
+_ALL_DIGITS = 1e12  # whole numbers below this are shown with all digits
 _CLOSE = 1e-9  # tolerance for rounding of floats
 
 
@@ -106,7 +107,8 @@ def written(value: Nested, unit: str) -> str:
         return f"[{', '.join(written(element, '') for element in value)}] {unit}".rstrip()
     if value == 1 and re.fullmatch("[a-zA-Z]{3,}s", unit) and unit != "times":
         unit = re.sub("(?<=ch)es$|s$", "", unit)  # "1 microbatch", "1 step"
-    return f"{value:.6g} {unit}".rstrip()
+    digits = ".0f" if value == round(value) and abs(value) < _ALL_DIGITS else ".6g"
+    return f"{value:{digits}} {unit}".rstrip()
 
 
 def whole(value: Any) -> int | None:

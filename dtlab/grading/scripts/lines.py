@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -18,8 +19,19 @@ _FORM = 'Write its number in the cell, counted from the line with def as 1, or i
 
 
 def numbered(script: Callable[..., Any]) -> list[str]:
-    """Returns the lines of a script; the line with def is line 1, at index 0."""
-    return inspect.getsource(script).rstrip().splitlines()
+    """Returns the lines of a script; the line with def is line 1, at index 0.
+
+    They have no type hints, as in the cell that shows the script.
+    """
+    source = inspect.getsource(script).rstrip()
+    lines = source.splitlines()
+    for function in ast.walk(ast.parse(source)):
+        if isinstance(function, ast.FunctionDef) and lines[function.lineno - 1].endswith(":"):
+            for argument in function.args.args:
+                argument.annotation = None
+            head = f"def {function.name}({ast.unparse(function.args)}):"
+            lines[function.lineno - 1] = " " * function.col_offset + head
+    return lines
 
 
 def judge_line(

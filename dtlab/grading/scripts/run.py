@@ -116,6 +116,8 @@ class TrainingRun(Case):
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
         """Calls the program, and returns the data that a rank records."""
         losses = fn(model, iter(given["batches"]), *given.get("more", ()))
+        if losses is None:
+            raise TypeError("the program returns None: return the losses")
         return {"losses": [float(loss) for loss in losses], "after": named(model)}
 
     def mistake(self, results: Sequence[Any]) -> str:

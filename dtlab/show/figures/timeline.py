@@ -288,7 +288,7 @@ def _draw_legend(
 
     `other` is the name of spans without a role; if it is empty, a name that all of them share.
     """
-    names = {bar.label.split(" ")[0] for lane in drawn for bar in lane.bars
+    names = {bar.label.split(" ")[0].rstrip(":") for lane in drawn for bar in lane.bars
              if bar.role == "compute"}  # fmt: skip
     other = other or (names.pop() if len(names) == 1 else "compute")
     if other == "compute" or len(other) > len("other compute"):

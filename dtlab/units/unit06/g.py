@@ -45,7 +45,7 @@ class Adding(Region):
         if not exp:  # the gradient of exp depends on its output, which `fn` may have changed
             gradient = 2 * self.same(members[0])
             known = {
-                "times the number of ranks": gradient * ranks,
+                "the right value times the number of ranks": gradient * ranks,
                 "divided by the number of ranks": gradient / ranks,
             }
             yield from compare(result, "the gradient of x", "gradient", gradient, _GRADIENT, known)

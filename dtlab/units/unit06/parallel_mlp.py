@@ -25,7 +25,15 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
 from dtlab.predict.units import counted
-from dtlab.units.unit06.passes import FINISHED, PAIR, Layer, Tensors, compare, wrong_calls
+from dtlab.units.unit06.passes import (
+    FINISHED,
+    PAIR,
+    Layer,
+    Tensors,
+    compare,
+    extra_calls,
+    wrong_calls,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +48,10 @@ __all__ = ["PART", "ModuleCase", "OfMLP", "ResidentShards"]
 
 _SLACK = 64  # bytes that a module may hold in addition to its shards
 _VIEW = "A view keeps the memory of the whole tensor: clone() the rank's part."
+_KEPT = (
+    "a dense layer is still in memory, since an attribute or a function of your module refers to "
+    "it. Keep only copies of the rank's parts."
+)
 _NAMES = "Make each shard an attribute of the module, with the name that the text gives."
 
 
@@ -73,7 +85,8 @@ class ModuleCase(Layer):
 
     def about(self, name: str) -> str:
         return {
-            "the gradient of x": "All ranks use x, and each has a part of its gradient: sum them.",
+            "the gradient of x": "All ranks use x, and each has a part of its gradient: sum these "
+            "parts once, where x enters.",
             f"{self.layers[1]}_bias": "It is whole on every rank; add it once, after the sum.",
         }.get(name, "Only this rank has this shard, so it needs no sum over ranks.")
 
@@ -114,21 +127,27 @@ class ModuleCase(Layer):
         return {**noted, **on_ranks.gradients_of({"x": x, **shards}), "finished": sorted(finished)}
 
     def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
-        local = self.cut(self.whole(members[0]), place, len(members))
+        parts = [self.cut(self.whole(members[0]), n, len(members)) for n in range(len(members))]
+        local = parts[place]
         for name in self.names:
             got = result.get(name)
             if got is None:
                 yield "shards", f"there is no tensor {name}. {_NAMES}"
                 continue
-            yield from compare(result, name, "shards", local[name], self.about(name))
+            known = {
+                f"the part of rank {rank}: take the part of dist.get_rank(group)": part[name]
+                for rank, part in zip(members, parts, strict=True)
+            }
+            yield from compare(result, name, "shards", local[name], self.about(name), known)
             if name not in result["parameters"]:
                 yield "shards", f"{name} does not require a gradient: make it an nn.Parameter."
             if got.dtype != local[name].dtype:
                 yield "shards", f"{name} has dtype {got.dtype}, not {local[name].dtype}."
         held = sum(local[name].nbytes for name in self.names)
-        if (result["kept"] or result["held"] > held + _SLACK) and self.topic not in self.apart:
-            left = " and keeps the dense layers alive" if result["kept"] else ""
-            message = f"it holds {amount(result['held'])}{left}; its shards have {amount(held)}"
+        if result["kept"] and self.topic not in self.apart:
+            yield "memory", _KEPT
+        elif result["held"] > held + _SLACK and self.topic not in self.apart:
+            message = f"it holds {amount(result['held'])}; its shards have {amount(held)}"
             yield "memory", f"{message}. {_VIEW}"
         if self.topic != "shards":
             yield from super().wrong(result, place, members)
@@ -269,7 +288,14 @@ PART = Part(
         rules=(
             rule("shards", 2, "each rank has its part of the dense weights"),
             rule("output", 2, "y is the dense MLP's, on 1 to 4 ranks", "shards"),
-            rule("gradients", 2, "all gradients are those of the dense MLP", "shards", "output"),
+            rule(
+                "gradients",
+                2,
+                "all gradients are those of the dense MLP",
+                "shards",
+                "output",
+                advice=extra_calls,
+            ),
             rule("calls", 2, "one all-reduce forward, one backward", *_RIGHT, also=wrong_calls),
             rule("memory", 1, "a rank keeps only its shards", "shards", also=grown_by("memory")),
             rule("uneven", 1, "right if N does not divide the inner features", *_RIGHT),

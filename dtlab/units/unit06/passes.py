@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["BACKWARD", "FINISHED", "FORWARD", "GRADIENT", "PAIR", "PRODUCT", "Layer", "Pass",
-           "Tensors", "compare", "difference", "wrong_calls"]  # fmt: skip
+           "Tensors", "compare", "difference", "extra_calls", "wrong_calls"]  # fmt: skip
 
 FORWARD, BACKWARD, PRODUCT = "check: forward", "check: backward", "check: product"  # marks
 FINISHED = (
@@ -155,7 +155,7 @@ class Layer(Pass):
     def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
         """Values of y or a gradient that known mistakes give, by their description."""
         return {
-            "times the number of ranks": local[name] * ranks,
+            "the right value times the number of ranks": local[name] * ranks,
             "divided by the number of ranks": local[name] / ranks,
         }
 
@@ -170,6 +170,8 @@ class Layer(Pass):
 
 # Comparison of tensors --------------------------------------------------------------------------
 
+_MISSING = " Does a function return nothing, or the value of dist.all_reduce, which is None?"
+
 
 def compare(
     result: Noted,
@@ -180,9 +182,10 @@ def compare(
     known: Tensors | None = None,
 ) -> Iterator[Fault]:
     """Yield a fault of this criterion if the rank's tensor `name` is not the wanted one."""
-    off = difference(result.get(name), wanted, known or {})
+    got = result.get(name)
+    off = difference(got, wanted, known or {})
     if off:
-        yield criterion, f"{name} {off}. {advice}"
+        yield criterion, f"{name} {off}. {advice}{_MISSING if got is None else ''}"
 
 
 def difference(got: Any, wanted: Tensor, known: Tensors) -> str:
@@ -212,6 +215,12 @@ def wrong_calls(runs: Seen) -> str:
             if message:
                 return message
     return ""
+
+
+def extra_calls(runs: Seen, _: str) -> str:
+    """The advice on a wrong gradient if a rank makes another call than expected; else empty."""
+    message = wrong_calls(runs)
+    return "" if "calls nothing" in message else message
 
 
 def _wrong_calls(run: Observation) -> str:

@@ -44,6 +44,7 @@ PART = script_part(
     ),
     [
         "hidden = layer.norm(copy_to_region(x))",
+        "whole = [p for name, p in model.named_parameters() if not name.endswith(shards)]",
         "for parameter in whole:",
         "dist.all_reduce(parameter.grad)",
     ],

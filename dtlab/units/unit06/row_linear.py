@@ -14,6 +14,12 @@ from dtlab.grading.parts import Part
 from dtlab.units.unit06.column_linear import LinearCase
 from dtlab.units.unit06.passes import Tensors, wrong_calls
 
+_SIZES_OF_X = (
+    "Tensors of these sizes are a rank's part of x in forward, or its gradient in backward, where "
+    "f calls the all-reduce. These features of x belong to one rank, so neither is a sum over "
+    "ranks. Of which tensor does each rank have a part of the sum: do you need f or g?"
+)
+
 
 class Row(LinearCase):
     """A call with the rank's features of x, its columns of the weight [out, in], and the bias.
@@ -42,6 +48,11 @@ class Row(LinearCase):
             "the sum, without the bias": local["y"] - bias,
             "the mean over the ranks, not the sum": (local["y"] - bias) / ranks + bias,
         }
+
+    def advice(self, trouble: str) -> str:
+        if "do not match" in trouble and f"[{', '.join(map(str, self.tokens))}, " in trouble:
+            return _SIZES_OF_X
+        return super().advice(trouble)
 
     def about(self, name: str) -> str:
         return {

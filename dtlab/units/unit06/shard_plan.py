@@ -156,7 +156,7 @@ def _over(model: Model, plan: Plan, measured: Measured) -> dict[str, str]:
     more = cost.weights - goal.weights
     heavy = f"a rank has {cost.weights:,.0f} bytes of weights, {more:,.0f} more than the budget."
     many = [
-        _too_many(name, measured.called[name], most)
+        _too_many(name, measured.called[name], most, plan)
         for name, most in (("forward", goal.forward), ("backward", goal.backward))
     ]
     much = (
@@ -179,15 +179,19 @@ def _heaviest(model: Model, plan: Plan) -> str:
     return f"Every rank has {', '.join(whole)} whole, and {largest} is the largest of them."
 
 
-def _too_many(name: str, called: Sequence[str], most: int) -> str:
+def _too_many(name: str, called: Sequence[str], most: int, plan: Plan) -> str:
     if len(called) <= most:
         return ""
     gathers = called.count("all_gather")
-    advice = (
-        "Is there an all-gather whose result the next layer cuts again?"
-        if gathers
-        else "Which layers have the fewest bytes for the calls that they cost?"
-    )
+    gathered = [layer for layer, kind in plan.items() if kind == "column+gather"]
+    advice = "Which layers have the fewest bytes for the calls that they cost?"
+    if gathers and gathered and name == "forward":
+        advice = (
+            f"The outputs of {', '.join(gathered)} are gathered. Which of them can the next "
+            "layer, or the loss, use in parts?"
+        )
+    elif gathers:
+        advice = "A row parallel layer whose input is whole gathers the gradient of this input."
     return (
         f"{name} calls {counted(len(called), 'collective')}, {gathers} of them all-gathers; the "
         f"budget is {most}. {advice}"

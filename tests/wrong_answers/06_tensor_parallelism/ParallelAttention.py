@@ -299,7 +299,7 @@ WRONG = {
     AllRanks: {"group": "y is off"},
     Views: {"memory": "clone()"},
     KeepsTheBytesOfAll: {"memory": "the kernel counts"},
-    DenseKept: {"memory": "keeps the dense layers alive"},
+    DenseKept: {"memory": "of your module refers to it"},
     by_the_library: {"shards": "finished code"},
 }
 

@@ -163,6 +163,20 @@ class WithoutF(Right):
         return x
 
 
+class FTwice(Right):
+    """Around each layer."""
+
+    def between(self, inner):
+        return copy_to_region(F.gelu(inner), self.group)
+
+
+class FAfterTheFirst(WithoutF):
+    """The shapes are equal, so the call runs, and sums gradients of different features."""
+
+    def between(self, inner):
+        return F.gelu(copy_to_region(inner, self.group))
+
+
 class BiasThroughF(Right):
     def leave(self, product):
         return reduce_from_region(product, self.group) + copy_to_region(
@@ -351,7 +365,7 @@ WRONG = {
     BothByOutputs: {"shards": "second_weight"},
     FirstBiasWhole: {"shards": "first_bias"},
     SecondBiasShared: {"shards": "whole on every rank"},
-    FirstPart: {"shards": "which dim"},
+    FirstPart: {"shards": "rank 1: first_weight is the part of rank 0"},
     InFloat64: {"shards": "has dtype torch.float64"},
     NoParameters: {"shards": "make it an nn.Parameter"},
     BiasBeforeTheSum: {"output": "add the second bias after the sum"},
@@ -361,16 +375,18 @@ WRONG = {
     GeluBehindTheSum: {"output": "GELU"},
     WithoutG: {"output": "y is off"},
     TheMean: {"output": "y is off"},
-    WithoutF: {"gradients": "the gradient of x is off"},
-    EverythingByItself: {"gradients": "is missing", "memory": "clone()"},
+    WithoutF: {"gradients": "sum these parts once, where x enters"},
+    FTwice: {"gradients": "do not communicate there"},
+    FAfterTheFirst: {"gradients": "do not communicate there"},
+    EverythingByItself: {"gradients": "is missing", "memory": "of your module refers to it"},
     BiasThroughF: {"gradients": "times the number of ranks"},
     GatheredBetween: {"calls": "do not communicate there"},
     XFromTheFirst: {"calls": "broadcast"},
     TwoSums: {"calls": "all_reduce"},
     Views: {"memory": "clone()"},
     KeepsTheBytesOfAll: {"memory": "the kernel counts"},
-    DenseKept: {"memory": "clone()"},
-    DenseHidden: {"memory": "keeps the dense layers alive"},
+    DenseKept: {"memory": "of your module refers to it"},
+    DenseHidden: {"memory": "of your module refers to it"},
     ChunkedFeatures: {"uneven": ""},
     RestLeftOut: {"uneven": "has the shape"},
     AllRanks: {"group": "y is off"},

@@ -384,7 +384,7 @@ WRONG = {
     the_mean: {"gradients": "the mean over the ranks"},
     bias_forgotten_in_backward: {"gradients": "the gradient of bias is missing"},
     bias_of_one_sequence: {"gradients": "it sums over all tokens"},
-    bias_summed_too: {"gradients": "the gradient of bias is times the number of ranks"},
+    bias_summed_too: {"gradients": "the right value times the number of ranks"},
     weight_gradient_transposed: {"output": "invalid gradient"},
     summed_too_early: {"gradients": "the gradient of x is off"},
     also_where_nobody_needs_it: {"calls": "only if x needs one"},

@@ -97,6 +97,13 @@ def the_mean(x, group=None):
     return made_of(mean)(x, group)
 
 
+def returns_the_call(x, group=None):
+    def backward(gradient, group):
+        return dist.all_reduce(gradient.clone(), group=group)
+
+    return made_of(backward)(x, group)
+
+
 def twice(x, group=None):
     return made_of(lambda gradient, group: summed(summed(gradient, group), group))(x, group)
 
@@ -208,6 +215,7 @@ WRONG = {
     sums_x_in_place: {"forward": "is the sum of all ranks' x"},
     forgotten: {"gradient": "only this rank's part"},
     cut_off: {"gradient": "is missing"},
+    returns_the_call: {"gradient": "the value of dist.all_reduce, which is None?"},
     the_mean: {"gradient": "the mean over the ranks"},
     twice: {"gradient": "times the number of ranks"},
     does_not_wait_for_it: {"gradient": "only this rank's part"},

@@ -165,6 +165,27 @@ def chunks_exchanged_in_forward(model, batches):
     return trained(model, batches, forward, lambda weight: own(weight, 0))
 
 
+@mended
+def rows_in_turn(model, batches):
+    """A row of the gate, a row of the values: all is right, but the order."""
+
+    def forward(layer, x):
+        hidden = copy_to_region(layer.norm(x))
+        gate, values = F.linear(hidden, layer.wide.weight).unflatten(-1, (-1, 2)).unbind(-1)
+        part = F.linear(F.silu(gate) * values, layer.narrow.weight)
+        return x + reduce_from_region(part) + layer.narrow.bias
+
+    def in_turn(weight):
+        return torch.stack([own(half, 0) for half in weight.chunk(2)], 1).flatten(0, 1)
+
+    return trained(model, batches, forward, in_turn)
+
+
+@mended
+def losses_not_returned(model, batches):
+    trained(model, batches, right_forward)
+
+
 @forwards
 def a_mean_for_the_sum(layer, x):
     hidden = copy_to_region(layer.norm(x))
@@ -245,6 +266,8 @@ WRONG = {
     chunks_exchanged_in_forward: {"outputs": "the first loss of rank 0"},
     a_mean_for_the_sum: {"outputs": "the first loss of rank 0"},
     nothing_shared: {"training": "its part is"},
+    rows_in_turn: {"training": "has its rows in another order than the text asks"},
+    losses_not_returned: {"outputs": "returns None: return the losses"},
     without_f: {"training": "is not what one process ends with"},
     f_before_the_norm: {"training": "is not what one process ends with"},
     f_behind_the_product: {"training": "is not what one process ends with"},

@@ -118,6 +118,10 @@ def the_line_of_the_products():
     return said(line=6)
 
 
+def the_line_of_the_function():
+    return said(line="def forward(layer, x):")
+
+
 def the_line_of_the_sum():
     return said(line="return x + reduce_from_region(part) + layer.narrow.bias")
 
@@ -274,7 +278,12 @@ def said_the_other_fault():
     return said(number="4", line="dist.all_reduce(parameter.grad)")
 
 
-RIGHT = [f_behind_the_norm, only_the_norms_summed, a_hook, said_the_other_fault]
+def said_which_gradients_are_summed():
+    return said(line=16)
+
+
+RIGHT = [f_behind_the_norm, only_the_norms_summed, a_hook, said_the_other_fault,
+         said_which_gradients_are_summed]  # fmt: skip
 
 WRONG = {
     on_two_ranks: {"number": "that is what it is on two ranks"},
@@ -282,6 +291,7 @@ WRONG = {
     the_other_way_round: {"number": "that is the inverse"},
     the_excess: {"number": "only the excess"},
     the_line_of_the_products: {"line": "does what it should here"},
+    the_line_of_the_function: {"line": "`def forward(layer, x):` (line 4"},
     the_line_of_the_sum: {"line": "which are only parts?"},
     the_line_of_the_step: {"line": "does what it should here"},
     a_function_alone: {"number": "program_3 must be a dict"},

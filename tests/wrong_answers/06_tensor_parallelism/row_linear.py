@@ -63,6 +63,10 @@ def by_pytorchs_own(x, weight, bias=None, group=None):
     return y if bias is None else y + bias
 
 
+def f_in_front_as_well(x, weight, bias=None, group=None):
+    return right(copy_to_region(x, group), weight, bias, group)
+
+
 def f_as_well(x, weight, bias=None, group=None):
     """Its gradient is summed once more; shapes of x differ by rank, so behind the product."""
     y = reduce_from_region(copy_to_region(F.linear(x, weight), group), group)
@@ -165,7 +169,8 @@ WRONG = {
     untouched: {"output": "is not written yet"},
     returns_nothing: {"output": "is missing"},
     without_g: {"output": "part of the sum over ranks"},
-    f_in_place_of_g: {"output": ""},
+    f_in_place_of_g: {"output": "do you need f or g?"},
+    f_in_front_as_well: {"output": "do you need f or g?"},
     the_mean: {"output": "the mean over the ranks"},
     weight_not_transposed: {"output": "cannot be multiplied"},
     g_in_front: {"output": "y is off"},
