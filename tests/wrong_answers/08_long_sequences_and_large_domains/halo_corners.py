@@ -218,9 +218,12 @@ def everything_twice(tile, grid, width):
 
 def columns_first(tile, grid, width):
     row, column = place(grid)
-    sides = at(grid, row, column - 1), at(grid, row, column + 1)
-    wide = along(tile.t(), width, *sides).t()
-    return along(wide, width, at(grid, row - 1, column), at(grid, row + 1, column))
+    for down, across in ((0, 1), (1, 0)):
+        before, after = (at(grid, row + way * down, column + way * across) for way in (-1, 1))
+        tile = along(tile.t() if across else tile, width, before, after)
+        if across:
+            tile = tile.t()
+    return tile
 
 
 def into_one_tensor(tile, grid, width):
