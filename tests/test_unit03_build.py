@@ -395,6 +395,8 @@ CURVE = Curve(4, 12, 0.2)
         ("warmup", lambda k: CURVE.factor(k + 1), "one step too early"),
         ("warmup", lambda k: CURVE.factor(2 * k), "two steps at a time"),
         ("warmup", lambda k: max(CURVE.factor(k), 0.3), "The first step already"),
+        ("warmup", lambda k: 0.0, "where an earlier schedule stopped"),
+        ("warmup", lambda k: CURVE.factor(k + 5), "where an earlier schedule stopped"),
         ("warmup", lambda k: 0.2 if k < 4 else 1.0, "in a straight line"),
         ("decay", lambda k: 0.0 if k < 4 else CURVE.factor(k), ""),
         ("decay", lambda k: (1 + math.cos(math.pi * k / 12)) / 2, "begins at step 0"),

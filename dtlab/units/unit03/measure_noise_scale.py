@@ -172,7 +172,8 @@ class Measuring(Reducing):
         def biased(variance: float) -> float:
             return variance / (norms.big - variance / (batch * size))
 
-        square = float(self.gradients(world_size)[rank].double().square().sum())
+        squares = [float(each.double().square().sum()) for each in self.gradients(world_size)]
+        lengths = sum(map(math.sqrt, squares)) / world_size
         gap = "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b)"
         known = {
             "tr(Sigma) is the noise of one sample. This is that of a batch.": norms.scale / batch,
@@ -181,6 +182,14 @@ class Measuring(Reducing):
             ),
             "the mean gradient is noisy too: subtract tr(Sigma) / (samples of all ranks) from "
             "its squared norm.": norms.variance / norms.big,
+            "|G|^2 is not the squared norm of the mean gradient, which still contains tr(Sigma) / "
+            "(N b).": batch * apart / norms.big,
+            "square the norms: the formulas are about squared norms.": (
+                norms._replace(small=lengths, big=math.sqrt(norms.big)).scale
+            ),
+            "this is the square of the mean norm: take the mean of the squared norms.": (
+                norms._replace(small=lengths**2).scale
+            ),
             "this is the inverse: the signal over the noise.": 1 / norms.scale,
             "this is tr(Sigma) alone, not yet divided by |G|^2.": norms.variance,
             "this takes the squared norm of the *sum* of the gradients: use that of their "
@@ -192,7 +201,7 @@ class Measuring(Reducing):
                 biased(apart / (batch * size - batch))
             ),
             "the norm of a small batch is the rank's own here: take the mean over ranks.": (
-                norms._replace(small=square).scale
+                norms._replace(small=squares[rank]).scale
             ),
             "this is the noise scale over all ranks.": (
                 self.norms(world_size, range(world_size)).scale

@@ -122,7 +122,7 @@ def _plain(value: Any) -> Any:
 def _misfits(plan: Any) -> Iterator[str]:
     """Yields the reasons why a plan is invalid. Only the first counts; later ones rely on it."""
     if not isinstance(plan, Mapping):
-        yield f"returns {plan}. Return a dict, as the cell above does."
+        yield f"returns {plan}. Return a dict like `recipe`."
     for name in (*_NUMBERS, "decay", "travel_in"):
         if name not in plan:
             yield f"returns a dict without {name!r}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.scripts.cases import Training
@@ -11,6 +12,8 @@ from dtlab.units.unit03.run_trials import (
     BASE_BATCH,
     BATCH,
     RATE,
+    linear,
+    of_rates,
     rates_and_end,
     scene,
     schedule,
@@ -24,7 +27,7 @@ def one_recipe(seed: int) -> list[Trial]:
 
     def trial(ranks: int, accumulate: int, steps: int, number: int) -> Trial:
         micro = draw.choice((20, 24, 28))
-        batch, rate = ranks * accumulate * micro, draw.choice((0.06, 0.08, 0.1))
+        batch, rate = ranks * accumulate * micro, draw.choice((0.06, 0.07, 0.09))
         more = (batch, rate, accumulate)
         return Trial(ranks, [training(seed + number, batch * steps, more, accumulate, micro)])
 
@@ -37,6 +40,20 @@ def _of_recipe(case: Training, ranks: int) -> list[float]:
     return schedule(peak, case.updates(ranks), BASE_BATCH / batch)
 
 
+def _factors(case: Training, ranks: int) -> Iterator[tuple[float, str]]:
+    """Yields factors by which all rates may be off, and the cause of each."""
+    _, rate, parts = case.more
+    for count in (ranks, parts, ranks * parts):
+        yield (
+            1 / count,
+            f"The rate is divided by {count}. It belongs to the batch of an update; that batch "
+            "stays the same.",
+        )
+    yield from of_rates(case, ranks)
+    for other in (RATE, max(linear(case, ranks))):
+        yield other / rate, "Use the argument `rate`: the check has other recipes."
+
+
 PART = script_part(
     "03/run_4",
     "Run 4",
@@ -45,7 +62,9 @@ PART = script_part(
     "dtlab.units.unit03.runs.train_4",
     scene(4, (BATCH, RATE, 4)),
     one_recipe,
-    rates_and_end(_of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks"),
+    rates_and_end(
+        _of_recipe, "rate", "updates have the rates of the recipe, on 2 and 3 ranks", _factors
+    ),
     lines=["optimizer = SGD(replica.parameters(), lr=size * parts * rate, momentum=0.9)"],
     look="With what should the rate grow, and does that grow here?",
 )

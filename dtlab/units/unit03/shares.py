@@ -194,6 +194,12 @@ def _of_old_content(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]
         words = "is gone: leave it there, and backward adds to it"
         if abs(times) > 1e-3:
             words = f"is scaled too, by {times:.2g}: scale the losses, and not .grad"
+        size = len(shares.members)
+        if size > 1 and math.isclose(times, size, rel_tol=1e-3):
+            words = (
+                f"is counted {times:.0f} times, once for each rank: do not sum or scale .grad. "
+                "Scale the losses, and let the wrapper average"
+            )
         yield shares.mean + times * old, f"what was in .grad before {words}."
 
 
@@ -235,8 +241,9 @@ def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
     for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
         yield (
             shares.total([rank]) * scale,
-            "this is from the rank's own samples alone: run the last microbatch outside no_sync, "
-            "and the wrapper averages all that has been accumulated.",
+            "this is from the rank's own samples alone: run the last microbatch outside no_sync "
+            "and through the wrapper, not its `.module`. Then the wrapper averages all that has "
+            "been accumulated.",
         )
 
 

@@ -52,10 +52,15 @@ Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # microbatches of each rank in 
 # Advice on a case that fails, by its topic.
 _ADVICE = {
     "uneven": "Here ranks have different numbers of microbatches, and one rank has only an empty "
-    "one. Every rank must take part in every all-reduce, even without samples.",
+    "one. Every rank must take part in every all-reduce, even without samples. Outside no_sync is "
+    "each rank's own last microbatch.",
     "subgroups": "The wrappers' group is `process_group` of PyTorch's DDP, `group` of dtlab's "
     "DataParallel. Pass it to dist.all_reduce and dist.get_world_size.",
 }
+_MOVED = (
+    "your function changes the parameters. Leave optimizer.step() to the loop that calls your "
+    "function."
+)
 _WRAPPERS = {"": "", "ddp": " in PyTorch's DDP", "dtlab": " in dtlab's DataParallel"}
 
 
@@ -138,6 +143,8 @@ class Accumulating(Reducing):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
+        import torch
+
         from dtlab.trace import span
         from dtlab.units.unit03.graphs import Graphs
 
@@ -146,10 +153,12 @@ class Accumulating(Reducing):
         with finished_calls(*FINISHED, refuse=True) as finished:
             for micro_batches in given.steps:
                 _put_before(module, given.before)
+                before = [parameter.detach().clone() for parameter in module.parameters()]
                 with span("step"), graphs.watched() as passes:
                     loss = fn(model, loss_sum, micro_batches)
                 gradients = gradients_of(module)
-                notes.append((gradients, plain_value(loss), passes))
+                moved = not all(map(torch.equal, module.parameters(), before))
+                notes.append((gradients, plain_value(loss), passes, moved))
                 sgd_step(module, [gradients])
         return {"steps": notes, "finished": sorted(finished)}
 
@@ -176,8 +185,8 @@ class Accumulating(Reducing):
             for step, shares in enumerate(steps):
                 for rank in members:
                     where = f"step {step + 1}" + f", rank {rank}" * (len(self.sizes) > 1)
-                    gradients, loss, passes = results[rank]["steps"][step]
-                    wrong = wrong_gradients(gradients, shares, rank)
+                    gradients, loss, passes, moved = results[rank]["steps"][step]
+                    wrong = _MOVED if moved else wrong_gradients(gradients, shares, rank)
                     if wrong:
                         advice = _ADVICE["subgroups"] if self.topic == "subgroups" else ""
                         yield self.topic, f"{where}: {wrong}\n{advice}".rstrip()
@@ -203,7 +212,7 @@ def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
             return (
                 f"forward pass {number + 1} begins while the graph of an earlier one is still "
                 f"held, with {counted(held, 'tensor')}. Call backward for every microbatch, "
-                f"before the next forward pass: it frees the graph."
+                "before the next forward pass and without retain_graph: it frees the graph."
             )
     return ""
 

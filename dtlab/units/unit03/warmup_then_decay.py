@@ -59,9 +59,14 @@ def _same(factor: float, wanted: float) -> bool:
     return math.isclose(factor, wanted, rel_tol=1e-6, abs_tol=1e-6)
 
 
-def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
-    """A message about each stretch of a curve, in order; empty if the stretch is right."""
+def wrong_stretches(curve: Curve, factors: Sequence[float], base: float = 1.0) -> dict[str, str]:
+    """A message about each stretch of a curve, in order; empty if the stretch is right.
+
+    `factors` are the rates divided by the base rate.
+    """
     warmup, total = curve.warmup, curve.total
+    stopped = (step for step in range(2, total) if _same(factors[0], curve.factor(step)))
+    ahead = next(stopped, total)  # where an earlier schedule may have stopped
 
     def wrong(
         steps: range, known: Mapping[str, Callable[[int], float]], later: str, at_first: str = ""
@@ -90,6 +95,12 @@ def wrong_stretches(curve: Curve, factors: Sequence[float]) -> dict[str, str]:
                 ),
                 "This multiplies the previous rate by the factor. Multiply self.base_lrs.": (
                     lambda k: math.prod(map(curve.factor, range(k + 1)))
+                ),
+                "This is the factor itself. Multiply self.base_lrs by it.": (
+                    lambda k: curve.factor(k) / base
+                ),
+                "This goes on where an earlier schedule stopped: count with self.last_epoch.": (
+                    lambda k: curve.factor(k + ahead)
                 ),
             },
             "It rises in a straight line from start_factor to 1, reached at warmup_steps.",
@@ -202,7 +213,8 @@ class Scheduled(Faulty):
         return {"rates": recorded, "finished": sorted(finished)}
 
     def advice(self, trouble: str) -> str:
-        return _EDGES if self.topic == "edges" else ""
+        known = (words for sign, words in _TROUBLES.items() if sign in trouble)
+        return next(known, _EDGES if self.topic == "edges" else "")
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         trouble = results[0].get("trouble")
@@ -238,7 +250,7 @@ class Scheduled(Faulty):
     def _wrong_stretches(self, factors: Sequence[float]) -> Iterator[Fault]:
         """Blocks a stretch if the one before it is wrong: a shifted curve loses points once."""
         before = ""
-        for name, wrong in wrong_stretches(self.curve, factors).items():
+        for name, wrong in wrong_stretches(self.curve, factors, *self.bases).items():
             if wrong:
                 yield f"{name} waits" if before else name, wrong
             before = wrong
@@ -264,6 +276,13 @@ _EDGES = (
     "There may be no warm-up, or nothing but a warm-up. In the latter case step total_steps is "
     "at zero, right after the line."
 )
+
+_A_LIST = "get_lr() must return a list, with one rate for each parameter group."
+_TROUBLES = {
+    "no attribute '_last_lr'": "`__init__` did not call super().__init__(optimizer).",
+    "object is not iterable": _A_LIST,
+    "zip() argument 2": _A_LIST,
+}
 
 
 def still_optimizer(bases: Sequence[float]) -> Optimizer:

@@ -283,6 +283,40 @@ class BeginsAgain(Right):
         super().load_state_dict({**state, "last_epoch": 0})
 
 
+class WithoutTheSuperclass(Right):
+    """What `LRScheduler.__init__` does is left out."""
+
+    def __init__(self, optimizer, warmup_steps, total_steps, start_factor):
+        self.plan = warmup_steps, total_steps, start_factor
+
+
+class ARateForAll(Right):
+    """A number where a list is needed."""
+
+    def get_lr(self):
+        return self.base_lrs[0] * self.factor(self.last_epoch)
+
+
+class OnlyTheFirstRate(Right):
+    def get_lr(self):
+        return [self.base_lrs[0] * self.factor(self.last_epoch)]
+
+
+class FactorForRate(Right):
+    def get_lr(self):
+        return [self.factor(self.last_epoch) for _ in self.base_lrs]
+
+
+class OneCountForAllSchedules(Right):
+    """As with a global variable: a second schedule goes on where the first one stopped."""
+
+    calls = -1
+
+    def get_lr(self):
+        OneCountForAllSchedules.calls += 1
+        return [rate * self.factor(self.calls) for rate in self.base_lrs]
+
+
 class NoScheduler:
     """Sets rates by itself."""
 
@@ -421,6 +455,11 @@ WRONG = {
     FunctionInTheState: {"resume": "plain numbers"},
     KeepsTheOldOptimizersGroups: {"resume": "the rate is 0"},
     BeginsAgain: {"resume": "begins from the start again"},
+    WithoutTheSuperclass: {"warmup": "did not call super().__init__(optimizer)"},
+    ARateForAll: {"warmup": "get_lr() must return a list"},
+    OnlyTheFirstRate: {"groups": "get_lr() must return a list"},
+    FactorForRate: {"warmup": "Multiply self.base_lrs by it"},
+    OneCountForAllSchedules: {"warmup": "goes on where an earlier schedule stopped"},
     NoScheduler: {"warmup": "not an LRScheduler"},
     StepThatTellsNobody: {"groups": "get_last_lr()"},
     Untouched: {"warmup": "WarmupThenDecay is not written yet"},

@@ -210,6 +210,13 @@ def untouched(model, loss_sum, micro_batches):
     raise NotImplementedError()
 
 
+def steps_itself(model, loss_sum, micro_batches):
+    """The loop steps too."""
+    loss = shares_of_the_whole(model, loss_sum, micro_batches)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    return loss
+
+
 def does_nothing(model, loss_sum, micro_batches):
     return 0.0
 
@@ -291,7 +298,7 @@ WRONG = {
     zeros_where_there_is_no_gradient: {"equal": "had no gradient, and should have none"},
     one_backward_for_all: {"graphs": "is still held"},
     backward_after_the_next_forward: {"graphs": "is still held"},
-    graphs_retained: {"graphs": "is still held"},
+    graphs_retained: {"graphs": "without retain_graph"},
     one_large_batch: {"graphs": "samples at once"},
     returns_a_tensor: {"loss": "returns a Tensor"},
     returns_the_sum: {"loss": "the sum of the losses"},
@@ -299,6 +306,7 @@ WRONG = {
     returns_the_loss_of_the_last: {"loss": "but the mean over the samples is"},
     returns_nothing: {"loss": "returns None"},
     untouched: {"equal": "accumulate is not written yet"},
+    steps_itself: {"equal": "Leave optimizer.step() to the loop"},
     does_nothing: {"equal": "has no gradient"},
     of_the_library: {"equal": "dtlab.training.accumulation.accumulate does the work for you"},
     of_the_library_in_secret: {"equal": "sys.setprofile"},

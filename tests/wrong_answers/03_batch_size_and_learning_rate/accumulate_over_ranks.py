@@ -172,6 +172,17 @@ def no_sync_round_backward_alone(model, loss_sum, micro_batches):
     return over_ranks(total, group) / samples
 
 
+def module_throughout(model, loss_sum, micro_batches):
+    """PyTorch's wrapper never learns of these passes."""
+    group, size, samples = numbers(model, micro_batches)
+    total = 0.0
+    for inputs, targets in micro_batches:
+        loss = loss_sum(model.module(inputs), targets)
+        (loss * size / samples).backward()
+        total += loss.item()
+    return over_ranks(total, group) / samples
+
+
 def module_but_for_the_last(model, loss_sum, micro_batches):
     """Goes past the wrapper: PyTorch's leaves such a pass alone, dtlab's averages in it."""
     group, size, samples = numbers(model, micro_batches)
@@ -420,16 +431,17 @@ WRONG = {
     mean_of_means: {"uneven": "the mean of the microbatches' means"},
     ranks_as_large_as_this_one: {"uneven": "the mean of the ranks' means"},
     empty_ones_skipped: {"uneven": "Every rank must take part in every all-reduce"},
-    samples_asked_for_in_each_micro_batch: {"uneven": "the calls of the ranks do not match"},
+    samples_asked_for_in_each_micro_batch: {"uneven": "is each rank's own last microbatch"},
     never_averaged: {"equal": "this is from the rank's own samples alone"},
     averaged_with_the_first: {"equal": "later gradients stay on their rank"},
     zeroed_in_every_micro_batch: {"equal": "only the last microbatch is in it"},
     another_time_by_hand: {"once": "you send the gradients twice"},
     without_no_sync: {"once": "you send the gradients three times"},
     no_sync_round_backward_alone: {"once": "The forward pass must be inside it too"},
+    module_throughout: {"equal": "through the wrapper, not its `.module`"},
     module_but_for_the_last: {"once": "not its `.module`"},
     zeroed_at_the_start: {"added": "what was in .grad before is gone"},
-    summed_by_hand: {"added": "what was in .grad before is scaled too"},
+    summed_by_hand: {"added": "is counted 2 times, once for each rank"},
     samples_gathered: {"once": "dist.all_gather"},
     one_backward_for_all: {"graphs": "is still held"},
     one_large_batch: {"graphs": "samples at once"},

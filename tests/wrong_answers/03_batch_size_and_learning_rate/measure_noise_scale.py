@@ -49,6 +49,12 @@ def noise_left_in_the_signal(gradient, batch, group=None):
     return batch * size / (size - 1) * (small - big) / big
 
 
+def mean_gradient_for_the_true_one(gradient, batch, group=None):
+    """Takes the squared norm of the mean for |G|^2 throughout."""
+    big, small, _ = means(gradient, group)
+    return batch * (small - big) / big
+
+
 def norms_not_squared(gradient, batch, group=None):
     size = dist.get_world_size(group)
     total, own = gradient.clone(), gradient.norm()
@@ -308,8 +314,9 @@ WRONG = {
     variance_of_a_batch: {"scale": "of one sample"},
     divided_by_n: {"scale": "divide by N - 1"},
     noise_left_in_the_signal: {"scale": "the mean gradient is noisy too"},
-    norms_not_squared: {"scale": ", but "},
-    square_of_the_mean_norm: {"scale": ", but "},
+    mean_gradient_for_the_true_one: {"scale": "which still contains tr(Sigma) / (N b)"},
+    norms_not_squared: {"scale": "square the norms"},
+    square_of_the_mean_norm: {"scale": "take the mean of the squared norms"},
     sum_in_place_of_the_mean: {"scale": "of the *sum* of the gradients"},
     multiplied_by_the_gap: {"scale": "by what must you divide their difference"},
     divided_by_the_gap_between_batches: {"scale": "by what must you divide their difference"},

@@ -145,6 +145,10 @@ def no_dict(batch, samples, ranks, memory):
     return list(linear_plan(batch, samples, ranks, memory).values())
 
 
+def returns_nothing(batch, samples, ranks, memory):
+    linear_plan(batch, samples, ranks, memory)
+
+
 def the_rate_left_out(batch, samples, ranks, memory):
     plan = linear_plan(batch, samples, ranks, memory)
     del plan["rate"]
@@ -211,6 +215,7 @@ WRONG = {
     updates_of_one_rank: {"updates": "404 updates of 512 samples"},
     updates_counted_in_micro_batches: {"updates": "808 updates of 512 samples"},
     no_dict: {"batch": "plan(512, 103536, 2, 64): returns list"},
+    returns_nothing: {"batch": "returns NoneType. Return a dict like `recipe`"},
     the_rate_left_out: {"batch": "without 'rate'"},
     a_rate_in_words: {"batch": "for 'rate': it must be a number"},
     half_an_update: {"batch": "for 'updates': it must be a whole number"},

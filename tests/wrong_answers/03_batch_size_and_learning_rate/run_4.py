@@ -78,6 +78,18 @@ def divided_instead(model, data, epochs, batch, rate, parts):
 
 
 @mended
+def divided_by_the_forward_passes(model, data, epochs, batch, rate, parts):
+    peak = rate / (dist.get_world_size() * parts)
+    shared_out(model, data, epochs, batch, rate, parts, peak=peak)
+
+
+@mended
+def the_rate_of_the_notebook(model, data, epochs, batch, rate, parts):
+    """Ignores the argument."""
+    shared_out(model, data, epochs, batch, rate, parts, peak=0.8)
+
+
+@mended
 def by_the_square_root(model, data, epochs, batch, rate, parts):
     peak = rate * math.sqrt(dist.get_world_size() * parts)
     shared_out(model, data, epochs, batch, rate, parts, peak=peak)
@@ -175,7 +187,9 @@ WRONG = {
     still_broken: {"rate": "times as far as they should. An update has that many forward passes"},
     by_the_ranks: {"rate": "How many samples does an update take"},
     by_the_micro_batches: {"rate": "Each loss is divided by their number, and the rate grows"},
-    divided_instead: {"rate": "times as far as they should"},
+    divided_instead: {"rate": "The rate is divided by 2. It belongs to the batch"},
+    divided_by_the_forward_passes: {"rate": "It belongs to the batch of an update"},
+    the_rate_of_the_notebook: {"rate": "Use the argument `rate`"},
     by_the_square_root: {"rate": "times as far as they should"},
     another_recipe: {"rate": "times as far as they should"},
     a_batch_that_grows: {"rate": "samples at once. A microbatch has"},
