@@ -49,6 +49,22 @@ def test_an_index_in_a_variable_that_does_not_wrap_around() -> None:
     assert "no index rank + 1 on the last rank: it has no right neighbour." in message
 
 
+def test_an_exception_after_a_receive_into_a_tensor_of_another_size() -> None:
+    def add_what_arrives() -> torch.Tensor:
+        chunk, arriving = torch.ones(3), torch.empty(6)
+        sending = dist.isend(chunk, 1 - dist.get_rank())
+        dist.recv(arriving, 1 - dist.get_rank())
+        total = arriving + chunk
+        sending.wait()
+        return total
+
+    message = message_of(add_what_arrives, 2)
+    assert "raised RuntimeError: The size of tensor a (6) must match the size of tensor" in message
+    assert "sends float32[3] and rank" in message
+    assert "receives it into float32[6]. Both tensors must have the same dtype" in message
+    assert "The recv is in" in message
+
+
 def test_rank_0_has_no_left_neighbour() -> None:
     def from_the_left() -> None:
         dist.recv(torch.ones(4), src=dist.get_rank() - 1)

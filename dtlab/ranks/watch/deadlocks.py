@@ -362,6 +362,22 @@ def _different_message(finding: Finding) -> tuple[str, str]:
     return headline, "Both tensors must have the same dtype and the same number of elements."
 
 
+def misfit_of_tensors(finding: Finding | None) -> str:
+    """A sentence about a call whose tensors differ between ranks; empty if there is none.
+
+    The rank may have gone on with such a tensor, and then raised an exception.
+    """
+    if finding is None or len({op.name for op in finding.ops}) > 1 + (finding.reason == "message"):
+        return ""
+    if finding.reason not in ("message", "collective"):
+        return ""
+    explain = _different_message if finding.reason == "message" else _different_collectives
+    headline, advice = explain(finding)
+    op = finding.ops[-1]
+    where = f" The {op.name} is in {place}." if (place := waiting_of(op).place) else ""
+    return f"Calls did not match before this exception: {headline} {advice}{where}"
+
+
 def _stranger(finding: Finding) -> tuple[str, str]:
     op = finding.ops[0]
     headline = f"rank {op.rank} called {op.name} on a group that it is not in."

@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import signal
+from dataclasses import replace
 from itertools import takewhile
 from traceback import FrameSummary, StackSummary
 from typing import Any
@@ -25,6 +26,7 @@ from dtlab.ranks.watch import early, locate
 from dtlab.ranks.watch.deadlocks import (
     call_of,
     deadlock_error,
+    misfit_of_tensors,
     pattern,
     polled_in_vain,
     waiting_of,
@@ -122,6 +124,8 @@ def _error_of(
         for rank, cause in _of_threads(collected):
             if not _is_consequence(cause):
                 failures.setdefault(rank, cause)
+    if misfit := misfit_of_tensors(outcome.finding):
+        failures = {rank: _with_advice(each, misfit) for rank, each in failures.items()}
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec)
     if outcome.finding is not None:
@@ -247,6 +251,13 @@ def of_exception(remote: RemoteFailure) -> Failure:
         advice=_advice_on(message, learners) if learners else "",
         **place,
     )
+
+
+def _with_advice(failure: Failure, text: str) -> Failure:
+    """The failure with further advice, if an exception is the cause."""
+    if failure.kind != "exception" or _is_consequence(failure):
+        return failure
+    return replace(failure, advice=f"{failure.advice} {text}".lstrip())
 
 
 def _advice_on(message: str, frame: Frame) -> str:
