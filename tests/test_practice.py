@@ -440,6 +440,24 @@ def returns_the_return_value(value: float) -> Any:
     return dist.all_reduce(torch.tensor(value))
 
 
+def reduced_to_rank_0() -> list[float]:
+    gradient = torch.tensor([3.0, 1.0])
+    dist.reduce(gradient, dst=0)  # type: ignore[no-untyped-call]
+    return list(gradient.tolist())
+
+
+def test_reduce_in_place_of_all_reduce_is_named() -> None:
+    (criterion,) = practice(reduced_to_rank_0, returns=[[6.0, 2.0]] * 2).criteria
+    assert criterion.earned == 0
+    assert "You call dist.reduce: only rank dst gets the sum." in criterion.message
+
+
+@pytest.mark.parametrize(("returned", "earned"), [(0.30000001192092896, 1), (0.3001, 0)])
+def test_a_float_may_differ_by_rounding_only(returned: float, earned: int) -> None:
+    (criterion,) = practice(lambda: [[2, returned]], returns=[[[2.0, 0.3]]]).criteria
+    assert criterion.earned == earned
+
+
 @pytest.mark.parametrize("fn", [uses_the_return_value, returns_the_return_value])
 def test_the_return_value_of_all_reduce_is_nothing(fn: Any) -> None:
     (criterion,) = practice(fn, 4.0, returns=[4.0, 4.0]).criteria
