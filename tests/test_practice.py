@@ -21,13 +21,13 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.numbered import case_of, numbered
 from dtlab.grading.checking.replay import wrong_in
 from dtlab.grading.checking.trials import BEGIN, Observation, Trial
-from dtlab.grading.parts import check
+from dtlab.grading.parts import check, find_part
 from dtlab.grading.practice import practice
 from dtlab.grading.report import Report
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit01.calls import AllReduce, Answer
 from tests.staying import BENCH
-from tests.wrong_answers import Answers, known_answers
+from tests.wrong_answers import Answers, answers_of, known_answers
 
 
 def average(value: float) -> float:
@@ -409,6 +409,14 @@ def test_a_case_that_is_run_again_tells_of_a_receive_without_wait(
 
 
 # Sizes of chunks --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_mistake_one_minus_rank_gets_no_advice_on_rounds() -> None:
+    known = answers_of(find_part("01/ring_all_reduce"))
+    message = known.check(known.named["sends_to_one_minus_rank"]).criteria[0].message
+    assert "If you wrote 1 - rank" in message
+    assert "Right on 1 and 2 ranks only" not in message
 
 
 def test_chunks_of_other_lengths_are_named() -> None:
