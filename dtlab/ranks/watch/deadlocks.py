@@ -348,7 +348,9 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
             "numbers without an error."
         )
         if len(without_sizes) == 1:
-            advice += " If they are right, a rank skipped a call, and its next one met this one."
+            advice += (
+                " If the arguments are right, a rank skipped a call, and its next one met this."
+            )
         op = finding.ops[0]
         if any(op.rank in group and len(group) < len(op.members) for group in finding.groups):
             advice += f" {_forgotten_group(op, 'a smaller group')}".rstrip()
