@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 import dtlab
 from dtlab.grading import known_parts
 from dtlab.grading.report import Reference
+from dtlab.ranks.protocol import Frame
+from dtlab.ranks.watch.advice import advice_on
 
 
 def message_of(fn: Callable[..., object], world_size: int = 3, timeout: float = 30) -> str:
@@ -47,6 +50,37 @@ def test_an_index_in_a_variable_that_does_not_wrap_around() -> None:
     message = message_of(to_the_right)
     assert "rank 2 raised IndexError" in message
     assert "no index rank + 1 on the last rank: it has no right neighbour." in message
+
+
+def test_an_exception_after_a_receive_into_a_tensor_of_another_size() -> None:
+    def add_what_arrives() -> torch.Tensor:
+        chunk, arriving = torch.ones(3), torch.empty(6)
+        sending = dist.isend(chunk, 1 - dist.get_rank())
+        dist.recv(arriving, 1 - dist.get_rank())
+        total = arriving + chunk
+        sending.wait()
+        return total
+
+    message = message_of(add_what_arrives, 2)  # a MismatchError if the watcher looks first
+    assert "sends float32[3] and rank" in message
+    assert "receives it into float32[6]." in message
+    assert "dist.recv(arriving" in message
+
+
+def test_an_index_beyond_the_end_of_a_list_has_no_neighbour_without_messages(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "rows.py"
+    file.write_text("def my_rows(bounds, rank):\n    return bounds[rank + 1]\n")
+    advice = advice_on("IndexError: list index out of range", Frame(str(file), 2, "my_rows"))
+    assert advice.endswith("on the last rank: a list of N elements has the indices 0 to N - 1.")
+
+
+def test_a_message_from_the_left_is_not_received_from_the_right() -> None:
+    def from_the_right() -> None:
+        dist.recv(torch.ones(4), src=dist.get_rank() + 1)
+
+    assert "If messages go to the right, receive from rank - 1." in message_of(from_the_right)
 
 
 def test_rank_0_has_no_left_neighbour() -> None:

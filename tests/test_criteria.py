@@ -65,10 +65,10 @@ def test_a_blocked_criterion_says_which_one_it_waits_for() -> None:
     small = rule("small", 1, "small numbers are doubled")
     check = Check(lambda _: [], (small, rule("large", 1, "right", "small")))
     _, large = check.settle([saw("small", 3), saw("large", 2)])
-    assert large.message == "judged once this is met: small numbers are doubled"
+    assert large.message == "right (judged once this is met: small numbers are doubled)"
     unreadable = Check(lambda _: [], (rule("large", 1, "right", "small"),))
     (large,) = unreadable.settle([saw("small", 3), saw("large", 2)])
-    assert large.message == "judged once the other faults are corrected"
+    assert large.message == "right (judged once the other faults are corrected)"
 
 
 def test_nothing_is_earned_in_trials_that_were_not_run() -> None:
@@ -158,7 +158,7 @@ def test_a_blocked_criterion_names_the_case_that_failed() -> None:
     )
     one = Observation(Trial(4, [Named("first"), Named("second")]), error=crash)
     message = rule("speed", 1, "right").settle([one]).message
-    assert message == "judged once nothing fails in 4 ranks, 7 elements, second"
+    assert message == "right (judged once nothing fails in 4 ranks, 7 elements, second)"
 
 
 def test_a_criterion_waits_for_several_others() -> None:

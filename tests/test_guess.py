@@ -325,11 +325,12 @@ def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.Mon
     monkeypatch.setenv("JPY_SESSION_NAME", "lesson.ipynb")
     cells = [
         "import dtlab\nsent = dtlab.guess('How many?', unit='MB')\n"
-        "kind = dtlab.guess('Which?', options=['ring', 'tree'])",
+        "kind = dtlab.guess('Which?', options=['ring', 'tree'])\n"
+        "idle = dtlab.guess('How many are idle?')",
         "print('24 MB')\nsent.reveal(24, 'A ring.')",
         "kind.reveal('ring', {'tree': 'A tree sends more.', 'ring': 'Each rank sends alike.'})",
         "sent.commit('12')",
-        "kind.commit('tree')",
+        "kind.commit('tree')\nidle.commit('3')\nidle.reveal(0)",
         "dtlab.calibration()",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])
@@ -344,7 +345,8 @@ def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.Mon
     chosen = notebook.cells[2].outputs[1].data["text/plain"]
     assert chosen == "You chose tree; it is ring. A tree sends more."
     summary = notebook.cells[5].outputs[0].data["text/plain"]
-    assert "You made 2 of 2 predictions." in summary
+    assert "You made 3 of 3 predictions." in summary
+    assert "Not compared: 1 prediction whose answer was 0." in summary
     assert "within a factor of 2  # 1" in summary
     assert "You were right in 0 of 1 choice." in summary
 

@@ -21,13 +21,13 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.numbered import case_of, numbered
 from dtlab.grading.checking.replay import wrong_in
 from dtlab.grading.checking.trials import BEGIN, Observation, Trial
-from dtlab.grading.parts import check
+from dtlab.grading.parts import check, find_part
 from dtlab.grading.practice import practice
 from dtlab.grading.report import Report
 from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit01.calls import AllReduce, Answer
 from tests.staying import BENCH
-from tests.wrong_answers import Answers, known_answers
+from tests.wrong_answers import Answers, answers_of, known_answers
 
 
 def average(value: float) -> float:
@@ -419,6 +419,14 @@ def test_a_case_that_is_run_again_tells_of_a_receive_without_wait(
 # Sizes of chunks --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_the_mistake_one_minus_rank_gets_no_advice_on_rounds() -> None:
+    known = answers_of(find_part("01/ring_all_reduce"))
+    message = known.check(known.named["sends_to_one_minus_rank"]).criteria[0].message
+    assert "If you wrote 1 - rank" in message
+    assert "Right on 1 and 2 ranks only" not in message
+
+
 def test_chunks_of_other_lengths_are_named() -> None:
     cases = [AllReduce(0, 6), AllReduce(0, 7), AllReduce(0, 1)]
     headline = "rank 1 sends float32[3] and rank 0 receives it into float32[4]."
@@ -446,6 +454,24 @@ def uses_the_return_value(value: float) -> float:
 
 def returns_the_return_value(value: float) -> Any:
     return dist.all_reduce(torch.tensor(value))
+
+
+def reduced_to_rank_0() -> list[float]:
+    gradient = torch.tensor([3.0, 1.0])
+    dist.reduce(gradient, dst=0)  # type: ignore[no-untyped-call]
+    return list(gradient.tolist())
+
+
+def test_reduce_in_place_of_all_reduce_is_named() -> None:
+    (criterion,) = practice(reduced_to_rank_0, returns=[[6.0, 2.0]] * 2).criteria
+    assert criterion.earned == 0
+    assert "You call dist.reduce: only rank dst gets the sum." in criterion.message
+
+
+@pytest.mark.parametrize(("returned", "earned"), [(0.30000001192092896, 1), (0.3001, 0)])
+def test_a_float_may_differ_by_rounding_only(returned: float, earned: int) -> None:
+    (criterion,) = practice(lambda: [[2, returned]], returns=[[[2.0, 0.3]]]).criteria
+    assert criterion.earned == earned
 
 
 @pytest.mark.parametrize("fn", [uses_the_return_value, returns_the_return_value])

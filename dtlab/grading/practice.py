@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from reprlib import Repr
@@ -9,6 +10,7 @@ from typing import Any, overload
 
 from dtlab.errors import DtlabError
 from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, lost, ok
+from dtlab.grading.checking.criteria import after_reduce
 from dtlab.grading.checking.replay import replay
 from dtlab.grading.checking.trials import Case, Observation, Trial
 from dtlab.grading.checking.unseen import by_luck
@@ -33,9 +35,10 @@ def practice(
 ) -> Report | None:
     """Runs `fn(*args)` on `len(returns)` ranks and compares their results with `returns`.
 
-    Numbers, lists and tensors are compared by their values. If `fn` raises, hangs or is not
-    written yet, the report says so. The result is stored under the name of `fn`, for
-    `dtlab.progress`. Raises `DtlabError` if `returns` is empty, or if there is no such case.
+    Numbers, lists and tensors are compared by their values, floats up to rounding. If
+    `fn` raises, hangs or is not written yet, the report says so. The result is stored under the
+    name of `fn`, for `dtlab.progress`. Raises `DtlabError` if `returns` is empty, or if there is
+    no such case.
 
     `practice("01/ring_all_reduce", ring_all_reduce, case=2)` runs a case of the check of a part
     again, and shows what the ranks print, their timeline and, if they hang, what they wait for.
@@ -100,7 +103,7 @@ class _Returns(Case):
 
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
-            if got != wanted:
+            if not _same(got, wanted):
                 if len(self.wanted) == 1:
                     returns = f"it returns {_short(got)} and should return {_short(wanted)}."
                     return f"{returns}{_first_other(got, wanted)}"
@@ -110,13 +113,11 @@ class _Returns(Case):
 
     def _others(self, first: int, results: Sequence[Any]) -> list[str]:
         """A line on each rank but the first wrong one; of many ranks, only some."""
-        pairs = enumerate(zip(results, self.wanted, strict=True))
-        lines = [
-            f"rank {rank} returns {_short(got)}"
-            + (f" and should return {_short(wanted)}." if got != wanted else ", as it should.")
-            for rank, (got, wanted) in pairs
-            if rank != first
-        ]
+        lines = []
+        for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
+            should = f" and should return {_short(wanted)}."
+            rest = ", as it should." if _same(got, wanted) else should
+            lines += [f"rank {rank} returns {_short(got)}{rest}"] if rank != first else []
         return [*lines[:_RANKS], "..."] if len(lines) > _RANKS else lines
 
 
@@ -126,7 +127,17 @@ def _judge(observations: Sequence[Observation]) -> Verdict:
         return ok(by_luck(observations) or _RIGHT)
     collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
     unused = "returns None" in one.mistakes[0] and min(collectives, default="")
-    return lost(f"{one.mistakes[0]}\n{writes_in_place(unused)}" if unused else one.mistakes[0])
+    hint = writes_in_place(unused) if unused else after_reduce(one).strip()
+    return lost(f"{one.mistakes[0]}\n{hint}".rstrip())
+
+
+def _same(got: Any, wanted: Any) -> bool:
+    """Whether two plain results are equal; floats may differ by rounding in float32."""
+    if isinstance(got, list) and isinstance(wanted, list):
+        return len(got) == len(wanted) and all(map(_same, got, wanted))
+    if isinstance(got, float) and isinstance(wanted, int | float):
+        return math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-7)
+    return bool(got == wanted)
 
 
 def _first_other(got: Any, wanted: Any) -> str:

@@ -170,8 +170,8 @@ class Guess:
         asking = f"Predict first: {self.question}"
         style = f"border-left:4px solid {_GREY};padding:.3em .8em;color:inherit"
         waiting = (
-            f'<div style="{style}"><b>Predict first.</b> {html.escape(self.question)} Enter your '
-            "prediction in the cell above; the answer appears here.</div>"
+            f'<div style="{style}"><b>Predict first.</b> Enter your prediction in the cell '
+            f"above; the answer appears here.<br>{html.escape(self.question)}</div>"
         )
         kept, place = Kept(waiting, asking), widgets.HTML(waiting)
         button = widgets.Button(description="I don't know", tooltip="Show the answer")
@@ -324,6 +324,8 @@ def calibration() -> None:
     }
     right = sum(each.value == each.answer for each in chosen)
     lines = [f"You made {len(made)} of {len(guesses)} predictions."]
+    if zeros := len(made) - len(ratios) - len(chosen):
+        lines.append(f"Not compared: {counted(zeros, 'prediction')} whose answer was 0.")
     if ratios:
         lines += [f"{words:21} {'#' * number} {number}" for words, number in counts.items()]
         low, high = counts["less than half"], counts["more than twice"]

@@ -92,9 +92,14 @@ class Rule:
         return getattr(self.judge, "right", self.name)
 
     def closed(self, verdict: Verdict) -> Criterion:
-        """Returns the criterion with this verdict: it earns all of its points or none."""
+        """Returns the criterion with this verdict: it earns all of its points or none.
+
+        The message of a blocked criterion says what is not judged yet, and until when.
+        """
         earned = self.points if verdict.status == "ok" else 0
-        return Criterion(self.name, self.points, earned, verdict.status, verdict.message)
+        waits = verdict.status == "blocked" and verdict.message.startswith("judged")
+        message = f"{self.right} ({verdict.message})" if waits else verdict.message
+        return Criterion(self.name, self.points, earned, verdict.status, message)
 
 
 def _for_the_learner(
@@ -195,11 +200,11 @@ class Check:
             waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
             one = rule.closed(verdict) if verdict else rule.settle(observations)
-            awaited = one.message.removeprefix(WAITS)
-            if awaited != one.message:
-                text = next((each.right for each in self.rules if each.name == awaited), "")
-                words = f"{WAITS}{text}" if text else "judged once the other faults are corrected"
-                one = replace(one, message=words)
+            what, waits_for_another, awaited = one.message.partition(WAITS)
+            if waits_for_another:
+                right = {f"{each.name})": each.right for each in self.rules}.get(awaited, "")
+                words = f"{WAITS}{right}" if right else "judged once the other faults are corrected"
+                one = replace(one, message=f"{what}{words})")
             settled[rule.name] = one
         return list(settled.values())
 

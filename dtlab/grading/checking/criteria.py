@@ -35,6 +35,7 @@ __all__ = [
     "Noted",
     "Objection",
     "Seen",
+    "after_reduce",
     "criterion",
     "fault",
     "finished_code",
@@ -211,14 +212,14 @@ def _found(observation: Observation) -> list[Fault]:
         for number, (case, results) in enumerate(zip(cases, observation.results, strict=True)):
             where = observation.trial.words(number)
             reported = _readable(case, case.faults, results)
-            hint = _after_reduce(observation)
+            hint = after_reduce(observation)
             found += ((name, f"{where}: {message}{hint}") for name, message in reported)
         found += _readable(cases[0], cases[0].by_trace, observation)
     faults: list[Fault] = vars(observation)["faults"]
     return faults
 
 
-def _after_reduce(observation: Observation) -> str:
+def after_reduce(observation: Observation) -> str:
     """A hint if ranks called `dist.reduce`, whose result only the root may read.
 
     With gloo, the other ranks then hold partial sums, which may be right by chance.
@@ -262,7 +263,7 @@ def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
                 if sent is not None and not goal * _LESS <= sent <= goal * _MORE + _OWN:
                     return (
                         f"{observation.trial.words()}: {amount(sent)} left rank {rank}, but it "
-                        f"should be {amount(goal)}. {advice}{_after_reduce(observation)}"
+                        f"should be {amount(goal)}. {advice}{after_reduce(observation)}"
                     )
         return ""
 
@@ -301,7 +302,7 @@ def criterion(
 
 def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
     for observation in seen:
-        trial, hint = observation.trial, _after_reduce(observation)
+        trial, hint = observation.trial, after_reduce(observation)
         by_case = zip(trial.cases, observation.results, strict=True)
         for number, (case, results) in enumerate(by_case):
             messages = (_objection(each, case, results, observation) for each in objections)

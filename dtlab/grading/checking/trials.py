@@ -420,11 +420,12 @@ def _hang(error: RanksError, trial: Trial, where: str) -> str:
     stuck = error.running if isinstance(error, RankTimeoutError) else stuck
     advice = error.advice if isinstance(error, (DeadlockError, RankTimeoutError)) else ""
     mismatch = (error.mismatch or "") if isinstance(error, DeadlockError) else ""
+    alone = trial.world_size == 1 and all(case.alone for case in trial.cases)
     if mismatch and mismatch not in advice:  # the advice about tags contains the mismatch
         lines = [f"{where}: the calls of the ranks do not match.", mismatch]
     else:
         within = f" within {trial.limit:g} s" if isinstance(error, RankTimeoutError) else ""
-        lines = [f"{where}: the ranks did not finish{within}."]
+        lines = [f"{where}: {'your function' if alone else 'the ranks'} did not finish{within}."]
     loops = isinstance(error, RankTimeoutError) and error.loops
     alike: dict[tuple[str, str, str], list[int]] = {}
     for entry in stuck:
@@ -434,7 +435,8 @@ def _hang(error: RanksError, trial: Trial, where: str) -> str:
         verb = "is" if len(ranks) == 1 else "are"
         doing = "still running" if operation == "compute" else f"in {operation}"
         doing = f"still running, now {doing}" if loops and operation != "compute" else doing
-        lines.append(f"{ranks_in_words(ranks)} {verb} {doing}   {place}".rstrip())
+        who = "it" if alone else ranks_in_words(ranks)
+        lines.append(f"{who} {verb} {doing}   {place}".rstrip())
         lines += [f"  in wait()   {waits_in}"] if waits_in else []
     lines.append(advice or _usual_cause({entry.op for entry in stuck}))
     return "\n".join(lines)

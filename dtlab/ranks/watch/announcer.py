@@ -170,9 +170,10 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
     if peer == 1 - number and size > 2:
         return f"{text} If you wrote 1 - rank: that is the other rank only if there are two ranks."
     if peer == number + 1:
+        side = "" if verb == "sends to" else " If messages go to the right, receive from rank - 1."
         return (
             f"{text} The last rank has no right neighbour: in a ring it is (rank + 1) % {size}; "
-            "in a line or a tree, skip a rank that does not exist."
+            f"in a line or a tree, skip a rank that does not exist.{side}"
         )
     if peer == number - 1:
         return (

@@ -347,6 +347,10 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
             f"All ranks must pass the same arguments to {name}. Otherwise it hangs or gives wrong "
             "numbers without an error."
         )
+        if len(without_sizes) == 1:
+            advice += (
+                " If the arguments are right, a rank skipped a call, and its next one met this."
+            )
         op = finding.ops[0]
         if any(op.rank in group and len(group) < len(op.members) for group in finding.groups):
             advice += f" {_forgotten_group(op, 'a smaller group')}".rstrip()
@@ -360,6 +364,22 @@ def _different_message(finding: Finding) -> tuple[str, str]:
     sent, into = (op.description.partition("(")[2].removesuffix(")") for op in (send, receive))
     headline = f"rank {send.rank} sends {sent} and rank {receive.rank} receives it into {into}."
     return headline, "Both tensors must have the same dtype and the same number of elements."
+
+
+def misfit_of_tensors(finding: Finding | None) -> str:
+    """A sentence about a call whose tensors differ between ranks; empty if there is none.
+
+    The rank may have gone on with such a tensor, and then raised an exception.
+    """
+    if finding is None or len({op.name for op in finding.ops}) > 1 + (finding.reason == "message"):
+        return ""
+    if finding.reason not in ("message", "collective"):
+        return ""
+    explain = _different_message if finding.reason == "message" else _different_collectives
+    headline, advice = explain(finding)
+    op = finding.ops[-1]
+    where = f" The {op.name} is in {place}." if (place := waiting_of(op).place) else ""
+    return f"Calls did not match before this exception: {headline} {advice}{where}"
 
 
 def _stranger(finding: Finding) -> tuple[str, str]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
 import os
-import re
 import signal
-from itertools import takewhile
+from dataclasses import replace
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
@@ -22,14 +20,16 @@ from dtlab.errors import (
 from dtlab.ranks.launch.client import Collected
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome, RankEnd, RemoteFailure, Spec
 from dtlab.ranks.watch import early, locate
+from dtlab.ranks.watch.advice import advice_on
 from dtlab.ranks.watch.deadlocks import (
     call_of,
     deadlock_error,
+    misfit_of_tensors,
     pattern,
     polled_in_vain,
     waiting_of,
 )
-from dtlab.ranks.words import ranks_in_words, wrapped, writes_in_place
+from dtlab.ranks.words import ranks_in_words, wrapped
 
 MESSAGE_LIMIT = 2000  # characters
 LOOPING = 50  # operations of each rank, from which on a loop without an end is likely
@@ -42,20 +42,6 @@ ADVICE = {
     "exception": "",
     "signal": "",
 }
-NO_KEYBOARD = "EOFError: EOF when reading a line"
-ASK_IN_NOTEBOOK = (
-    "A rank has no keyboard: read the input in a cell of the notebook, and pass it to the ranks."
-)
-NEXT_INDEX = re.compile(r"\[[^\]%]*\+[^\]%]*\]")
-INDEX_NAME = re.compile(r"\[(\w+)\]")
-NEXT_RANK = re.compile(r"rank\w*(\(\w*\))?\s*\+\s*1\b(?![^#]*%)")
-WRAP_AROUND = (
-    "There is no index rank + 1 on the last rank: it has no right neighbour. If the first element "
-    "follows the last one, as in a ring, write (rank + 1) % size."
-)
-COLLECTIVE = re.compile(
-    r"\bdist\.(all_reduce|all_gather\w*|all_to_all\w*|broadcast|gather|reduce\w*|scatter)\("
-)
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
 FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
@@ -122,6 +108,8 @@ def _error_of(
         for rank, cause in _of_threads(collected):
             if not _is_consequence(cause):
                 failures.setdefault(rank, cause)
+    if misfit := misfit_of_tensors(outcome.finding):
+        failures = {rank: _with_advice(each, misfit) for rank, each in failures.items()}
     if failures:
         return rank_error(failures, running, collected.values, stdout, spec)
     if outcome.finding is not None:
@@ -244,37 +232,16 @@ def of_exception(remote: RemoteFailure) -> Failure:
         message[:MESSAGE_LIMIT],
         traceback=_traceback_text(remote),
         caller=place_in_words(**locate.place(caller)) if caller else "",
-        advice=_advice_on(message, learners) if learners else "",
+        advice=advice_on(message, learners) if learners else "",
         **place,
     )
 
 
-def _advice_on(message: str, frame: Frame) -> str:
-    """Advice for an exception that was raised in the line of `frame`; may be empty."""
-    if message == NO_KEYBOARD:
-        return ASK_IN_NOTEBOOK
-    code = linecache.getline(frame.file, frame.line)
-    if message.startswith("IndexError"):  # an index without %, as in chunks[rank + 1]
-        values = (_assigned(name, frame) for name in INDEX_NAME.findall(code))
-        if NEXT_INDEX.search(code) or any(map(NEXT_RANK.search, values)):
-            return WRAP_AROUND
-    if "NoneType" in message:
-        names = re.findall(r"\w+", code)[:20]
-        for source in (code, *(_assigned(name, frame) for name in names)):
-            if (call := COLLECTIVE.search(source)) and "async_op" not in source:
-                return writes_in_place(call[1])
-    return ""
-
-
-def _assigned(name: str, frame: Frame) -> str:
-    """The last line above that of `frame` that assigns the variable `name`; empty if none does.
-
-    It looks no further than the beginning of a function.
-    """
-    above = reversed(linecache.getlines(frame.file)[: frame.line - 1])
-    inside = takewhile(lambda line: not line.lstrip().startswith("def "), above)
-    assigns = re.compile(rf"\s*{name}\s*=[^=]")
-    return next(filter(assigns.match, inside), "")
+def _with_advice(failure: Failure, text: str) -> Failure:
+    """The failure with further advice, if an exception is the cause."""
+    if failure.kind != "exception" or _is_consequence(failure):
+        return failure
+    return replace(failure, advice=f"{failure.advice} {text}".lstrip())
 
 
 def _of_death(end: RankEnd, stderr: str, op: OpInfo | None) -> Failure:

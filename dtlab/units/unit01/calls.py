@@ -205,6 +205,14 @@ _NO_PLACE = (
     "The last place is N - 1: in the last round some ranks have no rank left to send to. With "
     "% N, a place that does not exist becomes a rank that has the tensor already."
 )
+_NOT_YET = (
+    "Place {place} does not have the tensor yet and must receive it in this round. If the places "
+    "below `have` have the tensor, the places from `have` to 2 * have - 1 receive it: also place "
+    "`have` itself. A place is a rank minus the source, modulo N."
+)
+_NEVER_RECEIVES = re.compile(
+    r"(\d+) ranks,.*Rank (\d+) is done and never receives what rank (\d+) sends", re.DOTALL
+)
 _ROUNDS = (
     "Write down which places send and which receive in each round: a place receives only in the "
     "round in which the tensor reaches it. And turn places into ranks, (place + root) % N, both "
@@ -291,8 +299,10 @@ class Broadcast(Call):
         """Advice that also explains hangs: a place that does not exist, or a wrong round."""
         if self.groups or "itself. With one rank" in trouble:
             return super().advice(trouble)
-        if "is done and never receives" in trouble:
-            return _NO_PLACE
+        if match := _NEVER_RECEIVES.match(trouble):
+            ranks, *ends = map(int, match.groups())
+            target, source = ((rank - self.seat) % ranks for rank in ends)
+            return _NOT_YET.format(place=target) if target > source else _NO_PLACE
         is_late = "did not finish" in trouble and "Every rank receives before" not in trouble
         return _ROUNDS if is_late or "itself." in trouble else super().advice(trouble)
 

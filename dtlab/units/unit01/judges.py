@@ -208,12 +208,12 @@ def world_sizes_right(seen: Seen) -> set[int]:
 
 def chunks_pattern(seen: Seen) -> str:
     """Advice if only some numbers of ranks or some sizes are right; empty if no pattern fits."""
-    wrong_chunks = any(
-        re.search(r"this is chunk \d+ of the sum", mistake)
+    is_explained = any(
+        re.search(r"this is chunk \d+ of the sum|If you wrote 1 - rank", mistake)
         for run in seen
         for mistake in run.mistakes
     )
-    if world_sizes_right(seen) == {1, 2} and not wrong_chunks:
+    if world_sizes_right(seen) == {1, 2} and not is_explained:
         return f"Right on 1 and 2 ranks only{_why_not_on_three(seen)}"
     return sizes_pattern(seen)
 

@@ -48,6 +48,13 @@ def _pattern(seen: Seen) -> str:
             "In the first N-1 rounds each rank adds its chunk to what arrives; in the last N-1, "
             "the finished chunk that arrives replaces yours: copy_(), not +=."
         )
+    if " only." in mistake and all(map(_holds_no_sum, seen)):
+        return (
+            "No chunk of the result holds a sum. In the first N-1 rounds, add what arrives to "
+            "your chunk, in place: chunk += buffer. chunk = chunk + buffer makes a new tensor, "
+            "and copy_() replaces the values. If you do add so, look at the numbers of the "
+            "chunks in the last N-1 rounds: first send the chunk that you completed last."
+        )
     if any(map(_has_only_first_half, seen)):
         return (
             "The tensor holds what it had after the first N-1 rounds. In the last N-1, write the "
@@ -61,6 +68,17 @@ def _pattern(seen: Seen) -> str:
             "with the drawing in the text."
         )
     return ""
+
+
+def _holds_no_sum(run: Observation) -> bool:
+    """Whether each chunk of rank 0's results is that of one rank."""
+    ranks = range(run.trial.world_size)
+    for call, results in zip(calls_of(run), run.results, strict=False):
+        parts = [call.input(rank).tensor_split(len(ranks)) for rank in ranks]
+        for number, chunk in enumerate(results[0].result.tensor_split(len(ranks))):
+            if not any(chunk.equal(part[number]) for part in parts):
+                return False
+    return bool(run.results)
 
 
 def _has_only_first_half(run: Observation) -> bool:

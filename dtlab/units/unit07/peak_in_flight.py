@@ -152,6 +152,11 @@ class Holding(Faulty):
         peaks = [whole(x) for x in returned] if isinstance(returned, list | tuple) else None
         return {"peaks": peaks, "text": short(returned), "finished": sorted(finished)}
 
+    def advice(self, trouble: str) -> str:
+        """Advice on a crash, if a rank has no actions."""
+        idle = next((rank for rank, row in enumerate(self.schedule) if not row), None)
+        return "" if idle is None else f"Rank {idle} has an empty list here, and holds 0."
+
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         got, text = results[0]["peaks"], str(results[0]["text"])[:60]
         if got is None or len(got) != len(self.schedule) or None in got:
@@ -210,7 +215,7 @@ def _trials(seed: int) -> list[Trial]:
     counts += [Holding(naive(2, m), "naive"), Holding(one_f_one_b(4, 2), "1F1B")]
     halves = [Holding(zb_h1(p, m), "ZB-H1", "halves"), Holding(zb_h2(p, m), "ZB-H2", "halves")]
     chunks = [Holding(interleaved(3, m, 2), "interleaved", "chunks")]
-    odd = [Holding(any_schedule(draw, draw.randint(5, 7)), "a schedule without a name", "any")]
+    odd = [Holding(any_schedule(draw, draw.randint(5, 7)), "a schedule with an idle rank", "any")]
     return [Trial(1, cases, limit=LIMIT) for cases in (counts, halves, chunks, odd)]
 
 

@@ -226,6 +226,16 @@ def everything_to_rank_0(output, input, group=None):
         dist.send(chunks[other], group=group, group_dst=other)
 
 
+def buffer_as_large_as_the_input(output, input, group=None):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = input.chunk(size)
+    passing = chunks[rank - 1].clone()
+    for step in range(size - 1):
+        arriving = swap(passing, torch.empty_like(input), group)
+        passing = arriving + chunks[(rank - 2 - step) % size]
+    output.copy_(passing)
+
+
 def straight_to_its_owner(output, input, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chunks = input.chunk(size)
@@ -463,6 +473,7 @@ WRONG = {
         "result": "hold the values of rank 0 only",
         "bytes": "Some chunks are not sent",
     },
+    buffer_as_large_as_the_input: {"result": "Calls did not match before this exception: rank"},
     average: {"result": "this is the average; the sum is asked for"},
     returned_but_not_in_the_output: {"result": "you return the right sum but leave `output`"},
     buffer_read_before_it_is_full: {"result": "2 ranks"},

@@ -186,6 +186,29 @@ def rebinds_the_chunks(tensor, group=None):
         chunks[into] = arriving + chunks[into] if step < size - 1 else arriving
 
 
+def adds_into_a_new_tensor(tensor, group=None):
+    ring_that_adds_with(lambda into, arriving: into + arriving, tensor, group)
+
+
+def copies_where_it_must_add(tensor, group=None):
+    ring_that_adds_with(lambda into, arriving: into.copy_(arriving), tensor, group)
+
+
+def ring_that_adds_with(add, tensor, group):
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    chunks = tensor.tensor_split(size)
+    for step in range(2 * size - 2):
+        out, into = chunks[(rank - step) % size], chunks[(rank - step - 1) % size]
+        sending = dist.isend(out, group=group, group_dst=(rank + 1) % size)
+        arriving = torch.empty_like(into)
+        dist.recv(arriving, group=group, group_src=(rank - 1) % size)
+        sending.wait()
+        if step < size - 1:
+            into = add(into, arriving)
+        else:
+            into.copy_(arriving)
+
+
 def rebinds_the_chunks_of_the_second_half(tensor, group=None):
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     chunks = list(tensor.tensor_split(size))
@@ -689,6 +712,8 @@ WRONG = {
     all_gather_off_by_one: {"result": "look at the numbers of the chunks"},
     all_gather_forgotten: {"result": "the values of rank 0 only", "bytes": "This is half a ring"},
     rebinds_the_chunks_of_the_second_half: {"result": "chunks[i] = buffer changes only your list"},
+    adds_into_a_new_tensor: {"result": "No chunk of the result holds a sum. In the first"},
+    copies_where_it_must_add: {"result": "No chunk of the result holds a sum. In the first"},
     rebinds_the_chunks: {"result": "chunks[i] = ... changes only your list of chunks"},
     sends_to_one_minus_rank: {"result": "that is the other rank only if there are two"},
     average: {"result": "this is the average; the sum is asked for"},

@@ -256,6 +256,19 @@ def sends_to_places_beyond_the_last(tensor, src, group=None):
         have *= 2
 
 
+def first_place_does_not_receive(tensor, src, group=None):
+    """`place > have` instead of `place >= have`."""
+    size = dist.get_world_size(group)
+    root = src if group is None else dist.get_group_rank(group, src)
+    place, have = (dist.get_rank(group) - root) % size, 1
+    while have < size:
+        if place < have and place + have < size:
+            dist.send(tensor, group=group, group_dst=(place + have + root) % size)
+        elif have < place < 2 * have:
+            dist.recv(tensor, group=group, group_src=(place - have + root) % size)
+        have *= 2
+
+
 # Right, written differently --------------------------------------------------------------------
 
 
@@ -334,6 +347,7 @@ WRONG = {
     through_the_store: {"result": "the data arrived another way"},
     receives_before_its_round: {"result": "a place receives only in the round in which"},
     sends_to_places_beyond_the_last: {"result": "The last place is N - 1"},
+    first_place_does_not_receive: {"result": "Place 1 does not have the tensor yet and must"},
     everyone_receives_first: {"result": "the ranks did not finish"},
     untouched: {"result": "tree_broadcast is not written yet"},
     does_nothing: {"result": "hold the values of rank 1, not those of rank 0"},

@@ -191,7 +191,7 @@ WRONG = {
     in_two_halves_of_the_batch: {"order": "after a backward", "time": "are enough"},
     backward_reversed_on_the_first_rank_only: {"time": "are enough"},
     forward_reversed_on_the_last_rank_only: {"time": "are enough"},
-    without_an_end: {"complete": "did not finish"},
+    without_an_end: {"complete": "your function did not finish"},
 }
 
 EITHER = (

@@ -40,6 +40,12 @@ def a_sum_over_ranks(schedule):
     return [sum(right(schedule))] * len(schedule)
 
 
+def no_rank_is_idle(schedule):
+    """Raises an exception if a rank has no actions."""
+    steps = {"F": 1, "B": -1, "W": -1, "I": 0}
+    return [max(accumulate(steps[kind] for _, kind, _ in row)) for row in schedule]
+
+
 def all_forwards(schedule):
     return [sum(kind == "F" for _, kind, _ in row) for row in schedule]
 
@@ -210,6 +216,7 @@ WRONG = {
     nothing: {"counts": "returns None", "halves": "", "chunks": "", "any": ""},
     one_number_for_all: {"counts": "for each rank", "halves": "", "chunks": "", "any": ""},
     a_sum_over_ranks: {"counts": "the sum over all ranks", "halves": "", "chunks": "", "any": ""},
+    no_rank_is_idle: {"any": "Rank 1 has an empty list here, and holds 0."},
     all_forwards: {"counts": "That counts every F", "halves": "", "chunks": "", "any": ""},
     what_is_left_at_the_end: {"counts": "end of the list", "halves": "", "chunks": "", "any": ""},
     looked_at_after_backwards: {"counts": "after a backward", "chunks": "", "any": ""},
