@@ -203,8 +203,8 @@ class Check:
             what, waits_for_another, awaited = one.message.partition(WAITS)
             if waits_for_another:
                 right = {f"{each.name})": each.right for each in self.rules}.get(awaited, "")
-                words = f"{WAITS}{right}" if right else "judged once the other faults are corrected"
-                one = replace(one, message=f"{what}{words})")
+                until = right or "the other faults are corrected"
+                one = replace(one, message=f"{what}{WAITS}{until})")
             settled[rule.name] = one
         return list(settled.values())
 
