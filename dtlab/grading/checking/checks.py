@@ -60,6 +60,7 @@ def blocked(message: str) -> Verdict:
 
 
 WAITS = "judged once this is met: "
+_UNJUDGED = "judged once the other faults are corrected"
 
 
 def waits_for(criterion: str) -> Verdict:
@@ -203,8 +204,8 @@ class Check:
             what, waits_for_another, awaited = one.message.partition(WAITS)
             if waits_for_another:
                 right = {f"{each.name})": each.right for each in self.rules}.get(awaited, "")
-                until = right or "the other faults are corrected"
-                one = replace(one, message=f"{what}{WAITS}{until})")
+                words = f"{WAITS}{right}" if right else _UNJUDGED
+                one = replace(one, message=f"{what}{words})")
             settled[rule.name] = one
         return list(settled.values())
 
