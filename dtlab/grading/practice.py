@@ -145,7 +145,7 @@ def _first_other(got: Any, wanted: Any) -> str:
     if not isinstance(got, list) or not isinstance(wanted, list) or len(got) != len(wanted):
         return ""
     pairs = enumerate(zip(got, wanted, strict=True))
-    place, (one, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+    place, (one, other) = next((place, pair) for place, pair in pairs if not _same(*pair))
     return f" The first wrong one is element {place}: {_short(one)}, not {_short(other)}."
 
 

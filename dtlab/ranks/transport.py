@@ -113,7 +113,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type) and obj.__qualname__ != obj.__name__ and _is_found_by_name(obj):
             # torch renames classes of C++, such as SDPBackend, and leaves their __qualname__.
             return getattr, (sys.modules[obj.__module__], obj.__name__)
-        if _is_special(obj):
+        if _is_custom_module(obj):
             return pkgutil.resolve_name, (obj.__name__,)
         torch = sys.modules.get("torch")
         if torch is not None:
@@ -126,8 +126,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def _is_special(obj: Any) -> bool:
-    """Whether it is an imported module of a class of its own, as `torch.ops` is."""
+def _is_custom_module(obj: Any) -> bool:
+    """Whether `obj` is an imported module whose class is not `ModuleType`, such as `torch.ops`."""
     is_module = isinstance(obj, ModuleType) and type(obj) is not ModuleType
     return is_module and sys.modules.get(obj.__name__) is obj
 

@@ -229,7 +229,7 @@ class _Rank:
         return self._comm(name, op.start, op.end, args, ops, extra, bool(args or ops))
 
     def _nccl_calls(self) -> Iterator[Event]:
-        """Yield the calls of NCCL that started no kernel of it: when the CPU issued them.
+        """Yield the calls of NCCL, as the CPU issued them, if the file has no kernels of NCCL.
 
         A rank that is alone in its group copies, or does nothing.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -80,11 +80,19 @@ class Rule:
     judge: Judge
     after: str | tuple[str, ...] = ()
 
-    def settle(self, observations: Sequence[Observation]) -> Criterion:
-        """Judges the observations and returns the criterion."""
+    def settle(
+        self, observations: Sequence[Observation], texts: Mapping[str, str] | None = None
+    ) -> Criterion:
+        """Judges the observations and returns the criterion.
+
+        `texts` has the `right` of each criterion, for a verdict that waits for another one.
+        """
         verdict = self.judge(observations)
         if verdict.status == "open":
             verdict = verdict._replace(message=f"{self.name}: {verdict.message}")
+        if verdict.message.startswith(WAITS):
+            text = (texts or {}).get(verdict.message.removeprefix(WAITS))
+            verdict = blocked(f"{WAITS}{text}" if text else _UNJUDGED)
         return self.closed(verdict)
 
     @property
@@ -196,16 +204,12 @@ class Check:
     def settle(self, observations: Sequence[Observation]) -> list[Criterion]:
         """Judges the observations and returns the criteria."""
         settled: dict[str, Criterion] = {}
+        texts = {rule.name: rule.right for rule in self.rules}
         for rule in self.rules:
             names = (rule.after,) if isinstance(rule.after, str) else rule.after
             waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
-            one = rule.closed(verdict) if verdict else rule.settle(observations)
-            what, waits_for_another, awaited = one.message.partition(WAITS)
-            if waits_for_another:
-                right = {f"{each.name})": each.right for each in self.rules}.get(awaited, "")
-                words = f"{WAITS}{right}" if right else _UNJUDGED
-                one = replace(one, message=f"{what}{words})")
+            one = rule.closed(verdict) if verdict else rule.settle(observations, texts)
             settled[rule.name] = one
         return list(settled.values())
 

@@ -201,9 +201,9 @@ def _what_else(case: Training, steps: list[Step], got: Seen, optimizer: Optimize
     for description, parameters in _known(case, steps, optimizer):
         if off(got.after, parameters(), case.start(0)) < NEAR:
             return description
-    clipped = ", clipped once and as a whole," * bool(optimizer.clip)
+    clipped = ", clipped once and as a whole" * bool(optimizer.clip)
     return (
-        f"Is every step made with the mean of all ranks' gradients{clipped} those of this step "
+        f"Is every step made with the mean of all ranks' gradients{clipped}, those of this step "
         "alone, and with the rate and the optimizer of the script?"
     )
 

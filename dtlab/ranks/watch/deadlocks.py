@@ -349,7 +349,8 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
         )
         if len(without_sizes) == 1:
             advice += (
-                " If the arguments are right, a rank skipped a call, and its next one met this."
+                " If the arguments are right, one rank skipped a call, and its next call met "
+                "this one."
             )
         op = finding.ops[0]
         if any(op.rank in group and len(group) < len(op.members) for group in finding.groups):

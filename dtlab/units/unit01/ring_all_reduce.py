@@ -52,8 +52,8 @@ def _pattern(seen: Seen) -> str:
         return (
             "No chunk of the result holds a sum. In the first N-1 rounds, add what arrives to "
             "your chunk, in place: chunk += buffer. chunk = chunk + buffer makes a new tensor, "
-            "and copy_() replaces the values. If you do add so, look at the numbers of the "
-            "chunks in the last N-1 rounds: first send the chunk that you completed last."
+            "and copy_() replaces the values. If your code does so already, look at the numbers "
+            "of the chunks in the last N-1 rounds: first send the chunk that you completed last."
         )
     if any(map(_has_only_first_half, seen)):
         return (

@@ -124,14 +124,14 @@ def _advise_on_order(trials: Seen, words: str) -> str:
     """
     failed = [trial for trial in trials if trial.mistakes]
     other_order = [trial for trial in failed if "head first" in _kinds(trial.trial)]
-    own = "each parameter's hook averages that gradient alone."
+    own = "Each parameter's hook averages that gradient alone."
     if failed and failed == other_order:
         return (
             "Right if layers are defined in the order in which they are used. Other gradients may "
-            f"not be ready when a hook runs: {own}"
+            f"not be ready when a hook runs. {own}"
         )
     crashed = (trial.trouble for trial in other_order if trial.error)
-    return next((f"And with {trouble}\nE{own[1:]}" for trouble in crashed), "")
+    return next((f"And with {trouble}\n{own}" for trouble in crashed), "")
 
 
 _BEFORE = "gradients", "start", FOREIGN

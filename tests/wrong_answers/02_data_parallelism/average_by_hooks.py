@@ -341,7 +341,7 @@ WRONG = {
         "start": "this is this rank's initial value, and must be rank 0",
         "all_reduces": "the rank calls no all-reduce",
     },
-    all_in_the_hook_of_the_first_parameter: {"gradients": "each parameter's hook averages"},
+    all_in_the_hook_of_the_first_parameter: {"gradients": "Each parameter's hook averages"},
     in_double: {"all_reduces": "in its own dtype"},
     begins_with_the_mean: {"start": "rank 0, layers.0.weight: this is no rank's initial value"},
     begins_with_the_last_rank: {"start": "layers.0.weight: this is rank 2's initial value"},

@@ -183,13 +183,21 @@ def as_soon_as_it_is_full(module, bucket_bytes, group=None):
     return lambda: [bucket.finish() for bucket in buckets]
 
 
-def one_in_each_hook(module, bucket_bytes, group=None):
-    buckets = buckets_of(trained(module), bucket_bytes, group)
+def sends_one_in_each_hook(buckets):
+    """Returns the buckets that wait for their turn."""
     waiting = list(buckets)
 
     def start(_):
         if waiting and waiting[0].full:
             waiting.pop(0).start()
+
+    counting(buckets, start)
+    return waiting
+
+
+def one_in_each_hook(module, bucket_bytes, group=None):
+    buckets = buckets_of(trained(module), bucket_bytes, group)
+    waiting = sends_one_in_each_hook(buckets)
 
     def finish():
         while waiting:
@@ -198,7 +206,6 @@ def one_in_each_hook(module, bucket_bytes, group=None):
             bucket.finish()
         waiting.extend(buckets)
 
-    counting(buckets, start)
     return finish
 
 
@@ -402,18 +409,14 @@ def pytorchs_own(module, bucket_bytes, group=None):
 
 
 def returns_what_finish_returns(module, bucket_bytes, group=None):
-    """`return finish()` in place of `return finish`."""
+    """Calls `finish` and returns its result, instead of returning `finish`."""
     return overlapping(buckets_of(trained(module), bucket_bytes, group))()
 
 
 def without_a_loop(module, bucket_bytes, group=None):
     """Sends one bucket in a hook; the last one held back is never sent."""
     buckets = buckets_of(trained(module), bucket_bytes, group)
-    waiting = list(buckets)
-
-    def start(_):
-        if waiting and waiting[0].full:
-            waiting.pop(0).start()
+    waiting = sends_one_in_each_hook(buckets)
 
     def finish():
         for bucket in buckets:
@@ -421,7 +424,6 @@ def without_a_loop(module, bucket_bytes, group=None):
             bucket.finish(wait=False)
         waiting.extend(buckets)
 
-    counting(buckets, start)
     return finish
 
 
