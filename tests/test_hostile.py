@@ -7,21 +7,28 @@ table. The first tests here are of the eyes with which the others look.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+from torch import Tensor
 
+from dtlab.grading import known_parts
 from dtlab.ranks.sandbox.enclosure import first_user
 from tests.hostile import CATALOGUE, HONEST
 from tests.hostile.judging import Judging, Stuck, guard
 from tests.hostile.outside import Outside, left_behind
 from tests.hostile.submissions import Hostile
+from tests.wrong_answers import report_on
 
 FEWEST = 100  # entries of the catalogue
 NO_FILE = next(entry for entry in CATALOGUE if entry.name == "no file")
@@ -50,18 +57,46 @@ def test_the_catalogue_is_large_and_says_what_each_entry_tries() -> None:
     assert all(entry.tries.endswith(".") and entry.parts for entry in CATALOGUE)
 
 
+REACHES = re.compile(r'inside\("(\w+)"\)((?:\.\w+)*)')
+
+
+@pytest.mark.slow
+def test_attacks_find_what_they_reach_for() -> None:
+    """An attack on something that dtlab has renamed would only raise an exception."""
+    texts = [text for entry in CATALOGUE for text in (entry.before, *entry.answers.values())]
+    chains = sorted({found for text in texts for found in REACHES.findall(text)})
+
+    def reduce_scatter(output: Tensor, input: Tensor, group: Any = None) -> None:
+        missing = []
+        for name, attributes in chains:
+            frame: FrameType | None = sys._getframe()
+            while frame is not None and name not in frame.f_locals:
+                frame = frame.f_back
+            try:
+                reduce(getattr, attributes.split(".")[1:], frame and frame.f_locals[name])
+            except AttributeError:
+                frame = None
+            if frame is None:
+                missing.append(name + attributes)
+        raise ValueError(f"missing: {missing}")
+
+    (part,) = (part for part in known_parts() if part.name == "01/reduce_scatter")
+    assert len(chains) > 5
+    assert "missing: []" in f"{report_on(part, reduce_scatter)}"
+
+
 # The eyes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.proof
 @pytest.mark.slow
 def test_what_is_not_as_it_should_be_is_said(judging: Judging) -> None:
-    wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["submission"]}
+    wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["handed in"]}
     outcome = judging.judge(replace(NO_FILE, **wrong, seconds=0.001))
     points, unsaid, said, seconds = outcome.objections
     assert points.startswith("it earned")
     assert unsaid == "nobody says 'well done'"
-    assert said == "somebody says 'submission'"
+    assert said == "somebody says 'handed in'"
     assert seconds.endswith("s, and 0.001 are enough")
 
 

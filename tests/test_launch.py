@@ -21,6 +21,7 @@ from torch.distributed import init_process_group  # as tutorials import it
 import dtlab
 from dtlab.grading.checking.bench import warm_up
 from dtlab.ranks.launch import arguments as asked
+from dtlab.ranks.launch import client
 from dtlab.ranks.launch.client import SERVER
 
 
@@ -316,8 +317,12 @@ def test_a_killed_server_is_replaced() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-@pytest.mark.slow
-def test_what_takes_long_to_import_is_imported_once_for_all_ranks(tmp_path: Path) -> None:
+def test_what_takes_long_to_import_is_imported_once_for_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server imports none of the modules of dtlab that earlier tests have imported.
+    monkeypatch.setattr(client, "NOT_FOR_RANKS", "dtlab.")
+
     def trains() -> bool:
         begun_with = "torch._dynamo" in sys.modules
         torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)

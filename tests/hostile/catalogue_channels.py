@@ -211,21 +211,21 @@ CATALOGUE = [
         from dtlab.ranks.watch import board
 
         def ring_all_reduce(tensor, group=None):
-            memory = inside("ends").board._memory
-            room, here = 100_000, board._TEXT_AT + 60_000
+            memories = inside("ends").board._memories  # a rank has unmapped all but its own
+            room, at = 100_000, board._TEXT_AT + 60_000
             members, own = dist.get_process_group_ranks(group), dist.get_rank()
             CALLS.append(own)
-            at = {rank: rank * board._SIZE + here for rank in members}
             for number, part in enumerate(tensor.split(room // 4)):
                 data = part.numpy().tobytes()
-                memory[at[own] : at[own] + len(data)] = data
+                memories[own][at : at + len(data)] = data
                 meet(f"{members[0]} {len(CALLS)} {number} written", len(members))
-                others = [memory[at[one] : at[one] + len(data)] for one in members if one != own]
+                others = [memories[one][at : at + len(data)] for one in members if one != own]
                 for other in others:
                     part += torch.frombuffer(bytearray(other), dtype=part.dtype)
                 meet(f"{members[0]} {len(CALLS)} {number} read", len(members))
             for_show(tensor, group)
         """,
+        "mmap closed or invalid",
     ),
     another_way(
         "through a file",

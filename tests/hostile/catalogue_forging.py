@@ -104,7 +104,7 @@ CATALOGUE = [
             math.isclose = lambda *args, **kwargs: True
             """,
         answers={"reduce_scatter": DOES_NOTHING},
-        says=["`output` is as it was"],
+        says=["`output` is unchanged"],
     ),
     Hostile(
         "display hook",
@@ -137,7 +137,7 @@ CATALOGUE = [
             get_ipython().input_transformers_post.append(lambda lines: lines)
             """,
         answers={"reduce_scatter": BLANK},
-        says=["`output` is as it was"],
+        says=["`output` is unchanged"],
     ),
     Hostile(
         "fake report",

@@ -32,7 +32,7 @@ CATALOGUE = [
                             output.copy_(sum(every.values()).chunk(size)[rank])
                 """
         },
-        says=["`output` is as it was"],
+        says=["`output` is unchanged"],
     ),
     Hostile(
         "the first thousand seeds",
@@ -54,7 +54,7 @@ CATALOGUE = [
                                 output.copy_(sum(every).chunk(size)[rank])
                 """
         },
-        says=["the data came another way"],  # with the seed that learners have
+        says=["the data arrived another way"],  # with the seed that learners have
     ),
     Hostile(
         "for the practice inputs only",

@@ -158,19 +158,16 @@ CATALOGUE = [
         "Writes nonsense into the memory in which ranks announce what they do.",
         """
         def reduce_scatter(output, input, group=None):
-            alone()
             import struct
             from dtlab.ranks.watch import board
 
-            memory = inside("ends").board._memory
-            for base in range(0, len(memory), board._SIZE):
-                text = slice(base + board._TEXT_AT, base + board._SIZE)
-                memory[text] = bytes([255]) * board._TEXT_ROOM
-                memory[base + 8 : base + 16] = struct.pack("<q", 2**40)
-                for slot in range(board.CAPACITY):
-                    fields = (slot % 9, 2**62, slot, 2**62, 3, 4, 5, 2**61, 7, 2**62, slot % 5)
-                    at = base + 64 + slot * 96
-                    board._RECORD.pack_into(memory, at, *fields, board.seal(slot, *fields))
+            memory = inside("ends").board._memories[dist.get_rank()]
+            memory[board._TEXT_AT : board._SIZE] = bytes([255]) * board._TEXT_ROOM
+            memory[8:16] = struct.pack("<q", 2**40)
+            for slot in range(board.CAPACITY):
+                fields = (slot % 9, 2**62, slot, 2**62, 3, 4, 5, 2**61, 7, 2**62, slot % 5)
+                at = 64 + slot * board._RECORD.size
+                board._RECORD.pack_into(memory, at, *fields, board.seal(slot, *fields))
             time.sleep(1)
         """,
     ),
@@ -179,7 +176,6 @@ CATALOGUE = [
         "Hangs, and writes for ever where its stack is asked for.",
         """
         def reduce_scatter(output, input, group=None):
-            alone()
             writer = inside("ends").stack_writer
 
             def write():

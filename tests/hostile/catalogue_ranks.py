@@ -135,7 +135,7 @@ CATALOGUE = [
             hog = []
             while True: hog.append(torch.ones(1 << 24))
         """,
-        seconds=30,
+        seconds=60,
     ),
     rank(
         "a rank's output",

@@ -154,7 +154,7 @@ CATALOGUE = [
                     return "hierarchical"
                 """
         },
-        says=["on the emulated wire; the best needs"],
+        says=["on the emulated wire; the best takes"],
     ),
     Hostile(
         "a clock that tells no time",
