@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -257,6 +258,29 @@ def test_gradients_add_up_inside_no_sync_and_travel_once(wrap: str, fails: bool)
             torch.testing.assert_close(gradient, parameter.grad)
     count = {"naive": 6, "one bucket": 1, "many buckets": 3}[wrap]
     assert run.trace.ops(0)["all_reduce"] == count
+
+
+def two_blocks(wrap: Callable[[nn.Module], Any]) -> list[Tensor]:
+    """Gradients and buffers of this rank after a backward pass in each of two nested blocks."""
+    torch.manual_seed(1)
+    inner = convolutional()
+    model = wrap(inner)
+    parts = [share_of(batch(step, 4 * dist.get_world_size(), False)) for step in range(2)]
+    with model.no_sync():
+        for n, (inputs, labels) in enumerate(parts):
+            with model.no_sync() if n == 0 else nullcontext():
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+    return [*(p.grad.clone() for p in inner.parameters() if p.grad is not None), *inner.buffers()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", ["naive", "many buckets"])
+def test_nothing_travels_inside_nested_no_sync_blocks(wrap: str) -> None:
+    run, ddp = on_ranks(two_blocks, WRAPS[wrap]), on_ranks(two_blocks, DistributedDataParallel)
+    for mine, its in zip(run.values, ddp.values, strict=True):
+        for one, other in zip(mine, its, strict=True):
+            torch.testing.assert_close(one, other)
+    assert "all_reduce" not in run.trace.ops(0)
 
 
 def twice(wrap: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
