@@ -79,8 +79,8 @@ def test_capacity_keeps_first_choices_in_order() -> None:
 
 
 def test_balance_loss_is_one_for_equal_shares_and_n_for_one_expert() -> None:
-    even = route(torch.eye(4) * 100)
-    single = route(torch.tensor([[100.0, 0, 0, 0]] * 4))
+    even = route(torch.eye(4).repeat(2, 1) * 100)
+    single = route(torch.tensor([[100.0, 0, 0, 0]] * 7))
     assert balance_loss(even).item() == pytest.approx(1)
     assert balance_loss(single).item() == pytest.approx(4)
 
