@@ -260,6 +260,21 @@ def test_gradients_add_up_inside_no_sync_and_travel_once(wrap: str, fails: bool)
     assert run.trace.ops(0)["all_reduce"] == count
 
 
+def loaded(wrap: Callable[[nn.Module], nn.Module]) -> tuple[Any, bool]:
+    """What loading the state of another model says, and whether the two are then equal."""
+    source, model = mlp(), wrap(mlp())
+    told = model.load_state_dict({**source.state_dict(), "other": torch.ones(1)}, strict=False)
+    states = source.state_dict(), model.state_dict()
+    return told.unexpected_keys, all(torch.equal(states[0][name], states[1][name])
+                                     for name in states[0])  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrap", ["naive", "one bucket"])
+def test_the_state_of_a_plain_module_is_loaded(wrap: str) -> None:
+    assert on_ranks(loaded, WRAPS[wrap]).values == [(["other"], True)] * 2
+
+
 def two_blocks(wrap: Callable[[nn.Module], Any]) -> list[Tensor]:
     """Gradients and buffers of this rank after a backward pass in each of two nested blocks."""
     torch.manual_seed(1)

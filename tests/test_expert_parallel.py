@@ -78,6 +78,13 @@ def test_capacity_keeps_first_choices_in_order() -> None:
     assert routing.dropped == 2
 
 
+def test_the_weights_of_the_two_choices_of_a_token_sum_to_one() -> None:
+    probabilities = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]])
+    weights = route(probabilities.log(), 2).weights
+    wanted = torch.tensor([[6 / 9, 3 / 9], [6 / 8, 2 / 8], [5 / 9, 4 / 9]])
+    torch.testing.assert_close(weights, wanted)
+
+
 def test_balance_loss_is_one_for_equal_shares_and_n_for_one_expert() -> None:
     even = route(torch.eye(4).repeat(2, 1) * 100)
     single = route(torch.tensor([[100.0, 0, 0, 0]] * 7))
