@@ -264,9 +264,8 @@ def loaded(wrap: Callable[[nn.Module], nn.Module]) -> tuple[Any, bool]:
     """What loading the state of another model says, and whether the two are then equal."""
     source, model = mlp(), wrap(mlp())
     told = model.load_state_dict({**source.state_dict(), "other": torch.ones(1)}, strict=False)
-    states = source.state_dict(), model.state_dict()
-    return told.unexpected_keys, all(torch.equal(states[0][name], states[1][name])
-                                     for name in states[0])  # fmt: skip
+    pairs = zip(source.state_dict().values(), model.state_dict().values(), strict=True)
+    return told.unexpected_keys, all(torch.equal(*pair) for pair in pairs)
 
 
 @pytest.mark.slow
