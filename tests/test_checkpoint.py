@@ -17,6 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import dtlab
 from dtlab.training.checkpoint import Checkpoints, Samples, simple_load, simple_save
 
+pytestmark = pytest.mark.slow
+
 DATA = torch.Generator().manual_seed(1)
 X, Y = torch.randn(50, 6, generator=DATA), torch.randn(50, 1, generator=DATA)
 

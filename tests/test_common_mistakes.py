@@ -19,6 +19,8 @@ from dtlab.grading.report import Reference
 from dtlab.ranks.protocol import Frame
 from dtlab.ranks.watch.advice import advice_on
 
+pytestmark = pytest.mark.slow
+
 
 def message_of(fn: Callable[..., object], world_size: int = 3, timeout: float = 30) -> str:
     """The error that a launch of `fn` ends with, as a learner reads it but in one line."""

@@ -14,6 +14,8 @@ from torch import Tensor
 from dtlab import launch
 from dtlab.training.models import GPT, GPTConfig
 
+pytestmark = pytest.mark.slow
+
 CONFIG = GPTConfig(vocab_size=30, context=12, num_layers=4, num_heads=4, width=16)
 BATCH, CLIP, RATE = 8, 0.5, 1e-2
 Step = tuple[float, dict[str, Tensor], float]  # loss, gradients by name, norm
