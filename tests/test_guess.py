@@ -106,11 +106,11 @@ def test_a_tendency_is_told_only_if_the_counts_clearly_differ(
 def test_choices(capsys: pytest.CaptureFixture[str]) -> None:
     made = guess("Which is faster?", options=["ring", "server"])
     assert capsys.readouterr().out == "Guess: Which is faster? (ring / server)\n"
-    assert told(made, capsys, "ring") == "No guess was made. It is ring."
+    assert told(made, capsys, "ring") == "No guess was made. It is “ring”."
     made.commit("server")
-    assert told(made, capsys, "ring") == "You chose server; it is ring."
-    assert told(made, capsys, "server") == "You chose server, and that is right."
-    with pytest.raises(ValueError, match="'tree' is none of the options: ring, server"):
+    assert told(made, capsys, "ring") == "You chose “server”; it is “ring”."
+    assert told(made, capsys, "server") == "You chose “server”, and that is right."
+    with pytest.raises(ValueError, match="'tree' is none of the options: “ring”, “server”"):
         made.reveal("tree")
     with pytest.raises(ValueError, match="'tree' is none of the options"):
         guess("Which?", options=["ring", "server"], value="tree")
@@ -253,7 +253,7 @@ def test_a_choice_is_committed_by_its_button() -> None:
     buttons[1].click()
     assert made.value == "many"
     assert [button.icon for button in buttons] == ["", "check"]
-    assert "Your guess is many" in status.value
+    assert "Your guess is “many”" in status.value
 
 
 def test_a_form_that_comes_back_shows_the_guess_and_takes_another_until_the_answer() -> None:
@@ -343,10 +343,9 @@ def test_with_a_front_end_the_answer_waits_for_the_guess(monkeypatch: pytest.Mon
         "You guessed 12 MB; it is 24 MB: yours is half of it. A ring."
     )
     chosen = notebook.cells[2].outputs[1].data["text/plain"]
-    assert chosen == "You chose tree; it is ring. A tree sends more."
+    assert chosen == "You chose “tree”; it is “ring”. A tree sends more."
     summary = notebook.cells[5].outputs[0].data["text/plain"]
     assert "You made 3 of 3 predictions." in summary
     assert "Not compared: 1 prediction whose answer was 0." in summary
     assert "within a factor of 2  # 1" in summary
     assert "You were right in 0 of 1 choice." in summary
-

@@ -211,10 +211,13 @@ class Guess:
         return page, f"{words} {note}".strip()
 
     def words(self, value: Value | None) -> str:
-        """Format a guess or an answer with its unit."""
+        """Format a guess or an answer with its unit; an option in quotes.
+
+        Without quotes, "You chose right" would read as a verdict where "right" is an option.
+        """
         if value is None:
             return "nothing"
-        number = value if isinstance(value, str) else _number_words(value)
+        number = _quoted(value) if isinstance(value, str) else _number_words(value)
         return f"{number} {self.unit}".strip()
 
     def __repr__(self) -> str:
@@ -252,8 +255,13 @@ class Guess:
     def _option(self, typed: Value) -> str:
         options = self.options or ()
         if typed not in options:
-            raise ValueError(f"{typed!r} is none of the options: {', '.join(options)}.")
+            listed = ", ".join(map(_quoted, options))
+            raise ValueError(f"{typed!r} is none of the options: {listed}.")
         return str(typed)
+
+
+def _quoted(option: str) -> str:
+    return f"“{option}”"
 
 
 def _hide_answers_of_cells() -> None:

@@ -159,7 +159,7 @@ def test_the_answer_comes_with_the_prediction(lab: tuple[str, Path]) -> None:
         expect(printed).to_be_visible()
         expect(field).to_be_disabled()
         opened.panel.locator("button", has_text="I don't know").last.click()
-        told = opened.panel.locator(".widget-html", has_text="No guess was made. It is ring.")
+        told = opened.panel.locator(".widget-html", has_text="No guess was made. It is “ring”.")
         expect(told).to_be_visible()
         expect(waiting).to_have_count(0)
         look_at(page, "predicted")
