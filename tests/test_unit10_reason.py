@@ -71,6 +71,13 @@ def test_one_axis_or_two_lie_inside_a_node_and_never_all() -> None:
     assert min(found.values()) > 15
 
 
+def test_the_place_is_never_that_of_the_learners_own_rank() -> None:
+    for number in range(400):
+        given, right = drawn("coordinates", f"somebody {number}")
+        assert given["place"] != right["coordinates"]
+        assert right["rank_there"] != given["rank"]
+
+
 # 10/thousand_gpus ------------------------------------------------------------------------------
 
 

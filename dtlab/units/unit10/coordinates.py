@@ -38,8 +38,10 @@ def _draw(draw: Random) -> Values:
         given["place"] = [draw.randrange(1, size) for size in sizes]
         counts = [set(each) for turned in (0, 1) for each in _nodes(given, turned)]
         even = all(len(each) == 1 for each in counts)
-        place = coordinates_of(given["rank"], _sizes(given)).values()
-        if even and counts[:3].count({1}) == inside and 0 not in place:
+        own = list(coordinates_of(given["rank"], _sizes(given)).values())
+        # at the learner's own coordinates, the second question would repeat the first
+        elsewhere = given["place"] != own
+        if even and counts[:3].count({1}) == inside and 0 not in own and elsewhere:
             return given
 
 
