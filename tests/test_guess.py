@@ -239,7 +239,7 @@ def test_a_number_is_committed_from_the_field_and_by_the_button() -> None:
     assert "&#x27;twelve&#x27; is not a number in MB" in status.value
     field.value = "12"
     assert made.value == 12
-    assert "Your guess is 12 MB. Click into the next cell and run it." in status.value
+    assert "Your guess is 12 MB. Now run the next cell." in status.value
     field.value = "13"
     button.click()
     assert made.value == 13
@@ -261,7 +261,7 @@ def test_a_form_that_comes_back_shows_the_guess_and_takes_another_until_the_answ
     made.commit(12)
     (field, _, _), status = parts(form(made))
     assert (field.value, field.disabled) == ("12", False)
-    assert "Your guess is 12 MB. Click" in status.value
+    assert "Your guess is 12 MB. Now run" in status.value
     field.value = "13"
     assert made.value == 13
     made.reveal(24)

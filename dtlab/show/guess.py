@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import html
+import itertools
 import math
 import os
 import re
@@ -430,8 +431,9 @@ def _number_words(value: float) -> str:
 def form(guess: Guess) -> Any:
     """Build the form as a widget: the question, the controls, and a status line.
 
-    By keyboard: press Tab to reach the field, type, press Enter. Leaving the field commits the
-    guess too. The field shows an earlier guess if there is one.
+    By keyboard: press Tab to reach the field, type, press Enter; or press Tab to reach an option,
+    and then the space bar. In JupyterLab the next cell is selected then, so that Shift+Enter runs
+    it. Leaving the field commits the guess too. The field shows an earlier guess if there is one.
     """
     import ipywidgets as widgets
 
@@ -463,8 +465,8 @@ def _field(guess: Guess, status: Any) -> list[Any]:
     )  # fmt: skip
     unit = widgets.Label(guess.unit)
     button = widgets.Button(description="Commit", layout=widgets.Layout(width="6em"))
-    field.observe(lambda change: _commit(guess, change["new"], status), names="value")
-    button.on_click(lambda _: _commit(guess, field.value, status))
+    field.observe(lambda change: _commit(guess, change["new"], status, "input"), names="value")
+    button.on_click(lambda _: _commit(guess, field.value, status, "button"))
     return [field, unit, button]
 
 
@@ -479,7 +481,7 @@ def _buttons(guess: Guess, status: Any) -> list[Any]:
         button.icon = "check" if button.description == guess.value else ""
 
     def choose(chosen: Any, _: Any) -> None:
-        _commit(guess, chosen.description, status)
+        _commit(guess, chosen.description, status, "button")
         for button in buttons:
             button.icon = "check" if button is chosen else ""
 
@@ -488,25 +490,43 @@ def _buttons(guess: Guess, status: Any) -> list[Any]:
     return buttons
 
 
-def _commit(guess: Guess, typed: Value, status: Any) -> None:
-    """Set the guess from the input, or show in `status` what is wrong with it."""
+def _commit(guess: Guess, typed: Value, status: Any, control: str) -> None:
+    """Set the guess from the input, or show in `status` what is wrong with it.
+
+    `control` is the kind of element that has the focus if the learner means to go on.
+    """
     try:
         guess.commit(typed)
     except ValueError as error:
-        words = str(error)
+        status.value = _status(str(error))
     else:
-        words = _committed(guess)
-    status.value = _status(words)
+        status.value = _status(_committed(guess)) + _go_on(control)
 
 
 def _committed(guess: Guess) -> str:
-    """Say which guess was set, and what to do next.
-
-    After Enter the focus is still in the field and this cell is still selected, so the toolbar's
-    run button would run this cell again instead of the next one.
-    """
+    """Say which guess was set, and what to do next."""
     line = f"Your guess is {guess.words(guess.value)}."
-    return line if guess.revealed else f"{line} Click into the next cell and run it."
+    return line if guess.revealed else f"{line} Now run the next cell."
+
+
+_COMMITS: Final = itertools.count()
+
+
+def _go_on(control: str) -> str:
+    """Return an image that cannot load, whose error handler selects the next cell in JupyterLab.
+
+    After Enter the focus would stay in the field, where Shift+Enter does nothing. JupyterLab turns
+    to command mode when a cell gets the focus. The focus moves only if it is on a `control` of
+    this cell, or on nothing because the control was disabled: a learner who left the field by Tab
+    or by a click chose another place. The number makes each commit a change of the status line.
+    """
+    script = (
+        "const cell = this.closest('.jp-Cell'), at = document.activeElement; this.remove(); "
+        f"if (cell && (at === document.body || cell.contains(at) && at.matches('{control}'))) "
+        "cell.nextElementSibling?.focus();"
+    )
+    number = next(_COMMITS)
+    return f'<img src="data:,{number}" alt="" style="display:none" onerror="{script}">'
 
 
 def _status(words: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -231,6 +232,40 @@ def test_guess_slider_and_stepper_by_the_keyboard(notebook: Notebook) -> None:
         page.keyboard.press("ArrowRight")
         expect(image).not_to_have_attribute("alt", before or "", timeout=5_000)
     assert notebook.errors() == []
+
+
+@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
+def test_a_committed_guess_selects_the_next_cell(notebook: Notebook) -> None:
+    page, cells = notebook.page, notebook.panel.locator(".jp-CodeCell")
+    first, second = cells.nth(0), cells.nth(1)
+    after = first.locator("xpath=following-sibling::*[1]")
+    notebook.write(first, "import dtlab\nmany = dtlab.guess('How many?')")
+    notebook.run(first)
+    field = first.locator("input").first
+    field.fill("twelve")
+    page.keyboard.press("Enter")
+    expect(first.get_by_role("status")).to_contain_text("is not a number")
+    expect(field).to_be_focused()
+    field.fill("12")
+    page.keyboard.press("Enter")
+    expect(first.get_by_role("status")).to_contain_text("Now run the next cell.")
+    expect(after).to_be_focused()
+    expect(notebook.panel.locator(".jp-Notebook")).to_have_class(re.compile("jp-mod-commandMode"))
+    field.fill("13")
+    page.keyboard.press("Tab")
+    expect(first.get_by_role("status")).to_contain_text("Your guess is 13.")
+    expect(first.get_by_role("button", name="Commit")).to_be_focused()
+
+    notebook.write(second, "which = dtlab.guess('Which?', options=['ring', 'server'])")
+    notebook.run(second)
+    after = second.locator("xpath=following-sibling::*[1]")
+    second.get_by_role("button", name="ring").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Space")
+    expect(second.get_by_role("status")).to_contain_text("Your guess is “server”.")
+    expect(after).to_be_focused()
+    page.keyboard.press("Shift+Enter")
+    expect(after).not_to_be_focused()
 
 
 @pytest.mark.proof
