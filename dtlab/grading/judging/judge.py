@@ -22,6 +22,7 @@ from nbformat.v4 import new_output
 
 from dtlab.errors import DtlabError, LaunchError
 from dtlab.grading.checking.finished import absent_of
+from dtlab.grading.checking.turns import own_turn
 from dtlab.grading.judging.cells import MISSING, Cells, Limits, NotTaken
 from dtlab.grading.judging.walled import WalledBench
 from dtlab.grading.parts import Part, find_part, known_parts, unit_packages
@@ -194,7 +195,8 @@ class _Run:
         """Judges an answer: points from the hidden inputs, messages from the public inputs."""
         self._bench.begin(absent_of([part]))
         try:
-            hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
+            with own_turn():
+                hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
         except LaunchError as error:
             raise LaunchError(f"{part.name} could not be judged here: {error}") from error
         if isinstance(part.check, Questions) or all(rule.status == "ok" for rule in hidden):
@@ -203,7 +205,8 @@ class _Run:
             return tuple(hidden)
         if self._bench.timed_out:  # a second run would take the limit again
             return tuple(map(self._bench.without_troubles, hidden))
-        known = part.check.run(part.symbol, answer, 0, learner, self._bench)
+        with own_turn():
+            known = part.check.run(part.symbol, answer, 0, learner, self._bench)
         return tuple(map(_public, hidden, known))
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RanksError, RankTimeoutError
 from dtlab.grading.checking.trials import Observation, Trial, observed, run_cases
+from dtlab.grading.checking.turns import turn_paused
 from dtlab.grading.report import Criterion
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Sealed
@@ -61,17 +62,20 @@ class WalledBench:
         """See `Bench`. Messages contain no hidden input, only the number of ranks."""
         from dtlab.ranks.launch.launcher import launch_sealed
 
+        inputs = [trial.given(rank) for rank in range(trial.world_size)]
+
         def attempt() -> Run:
-            return launch_sealed(
-                _open_and_run,
-                fn,
-                trial.calls,
-                inputs=[trial.given(rank) for rank in range(trial.world_size)],
-                door=self._behind(),
-                timeout=trial.limit,
-                memory_limit=MEMORY if trial.memory is None else trial.memory,
-                cluster=trial.cluster,
-            )
+            with turn_paused():
+                return launch_sealed(
+                    _open_and_run,
+                    fn,
+                    trial.calls,
+                    inputs=inputs,
+                    door=self._behind(),
+                    timeout=trial.limit,
+                    memory_limit=MEMORY if trial.memory is None else trial.memory,
+                    cluster=trial.cluster,
+                )
 
         result = observed(replace(trial, secret=True), attempt)
         self.timed_out = self.timed_out or isinstance(result.error, RankTimeoutError)

@@ -26,6 +26,7 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.turns import own_turn
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
 
@@ -90,17 +91,14 @@ class Training:
 
 def uninterrupted(seed: int, steps: int) -> list[dict[str, Any]]:
     """The state before each step of a run without checkpoints, and after the last one."""
-    import torch
+    import torch  # noqa: F401  import before the turn notes its random numbers
 
-    before = torch.get_rng_state(), random.getstate()
-    run, states = Training(seed), []
-    for _ in range(steps):
-        states.append(run.state())
-        run.train(next(run.samples))
-    states.append(run.state())
-    torch.set_rng_state(before[0])
-    random.setstate(before[1])
-    return states
+    with own_turn():
+        run, states = Training(seed), []
+        for _ in range(steps):
+            states.append(run.state())
+            run.train(next(run.samples))
+        return [*states, run.state()]
 
 
 @dataclass(frozen=True)

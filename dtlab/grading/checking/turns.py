@@ -1,0 +1,96 @@
+"""One judge at a time uses what a process has only once: random generators and default dtype.
+
+`dtlab grade` judges several submissions in threads of one process. A judge that computes the
+right result with seeded random numbers would get other numbers if another judge drew in between.
+
+    thread 1   own_turn ── trials ─┐ paused: its ranks run ┌─ faults ── done
+    thread 2             waits     └─ own_turn ── trials ──┘ paused: its ranks run ...
+
+A turn begins with the usual default dtype, keeps its own state of the generators over its pauses,
+and leaves everything as it was found, so that a learner's kernel is not changed by a check.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["own_turn", "turn_paused"]
+
+Restore = Callable[[], None]
+
+
+class _Held(threading.local):
+    """The turns of a thread: for each, what restores the state that it found."""
+
+    def __init__(self) -> None:
+        self.found: list[Restore] = []
+
+
+_LOCK, _HELD = threading.Lock(), _Held()
+
+
+@contextmanager
+def own_turn() -> Iterator[None]:
+    """Keeps other judges of this process waiting; restores generators and dtype at the end.
+
+    May be used within another turn of the same thread, to restore the state earlier.
+    """
+    outermost = not _HELD.found
+    if outermost:
+        _LOCK.acquire()
+    try:
+        _HELD.found.append(_state())
+        try:
+            _usual_dtype()
+            yield
+        finally:
+            _HELD.found.pop()()
+    finally:
+        if outermost:
+            _LOCK.release()
+
+
+@contextmanager
+def turn_paused() -> Iterator[None]:
+    """Lets other judges continue, for example while ranks run. Does nothing outside of a turn."""
+    if not _HELD.found:
+        yield
+        return
+    found, own = _HELD.found, _state()
+    found[0]()
+    _HELD.found = []
+    _LOCK.release()
+    try:
+        yield
+    finally:
+        _LOCK.acquire()
+        _HELD.found = [_state(), *found[1:]]
+        own()
+
+
+def _state() -> Restore:
+    """Returns a function that restores the present state of the modules that are imported."""
+    of_python = random.getstate()
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy.random")
+    of_torch = (torch.get_rng_state(), torch.get_default_dtype()) if torch else None
+    of_numpy = numpy.get_state() if numpy else None
+
+    def restore() -> None:
+        random.setstate(of_python)
+        if torch and of_torch:
+            torch.set_rng_state(of_torch[0])
+            torch.set_default_dtype(of_torch[1])
+        if numpy and of_numpy:
+            numpy.set_state(of_numpy)
+
+    return restore
+
+
+def _usual_dtype() -> None:
+    """Sets the default dtype that fresh ranks have, since judges compare with their results."""
+    if torch := sys.modules.get("torch"):
+        torch.set_default_dtype(torch.float32)
