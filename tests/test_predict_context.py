@@ -33,6 +33,27 @@ def test_blocks_of_ring_attention_are_those_of_the_paper(name: str) -> None:
     assert ring_block_tokens(1e12, 1e9, causal=True) == 2000
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "keys"), [(32, 32), (32, 8), (128, 8), (64, 1)])
+def test_a_round_lasts_as_long_as_its_block_travels(heads: int, keys: int, causal: bool) -> None:
+    """Seconds of a round from operations counted, and of a message from the elements sent."""
+    flops, bandwidth, head_size, ranks = 400e12, 50e9, 128, 8
+    least = ring_block_tokens(flops, bandwidth, causal=causal, heads=heads, kv_heads=keys)
+    scores_and_sums = 2 * (2 * least**2 * heads * head_size)
+    computes = scores_and_sums * (0.5 if causal else 1) / flops
+    sent = ring_attention_elements(least * ranks, keys * head_size, ranks)  # in ranks - 1 rounds
+    assert computes == pytest.approx(2 * sent / (ranks - 1) / bandwidth)
+
+
+def test_llama_needs_a_sixteenth_of_the_tokens() -> None:
+    """Llama 3 405B has 8 heads of keys for 128 of queries: Llama team 2024, table 3."""
+    whole = ring_block_tokens(400e12, 50e9, causal=True)
+    assert ring_block_tokens(400e12, 50e9, causal=True, heads=128, kv_heads=8) == whole / 16
+    assert ring_block_tokens(400e12, 50e9, causal=True, heads=128) == whole
+    with pytest.raises(ValueError, match="kv_heads must divide heads, but 3 does not divide 8"):
+        ring_block_tokens(1, 1, heads=8, kv_heads=3)
+
+
 def test_volumes_of_the_three_ways() -> None:
     tokens, hidden = 131_072, 8192
     assert megatron_sequence_elements(tokens, hidden, 8) == 4 * tokens * hidden * 7 / 8

@@ -9,8 +9,8 @@ Sequences, per rank and layer, forward, in elements; N tokens, hidden size h, P 
 h_k is the size of one token's keys over all heads: less than h with grouped heads.
 
 Ring attention hides its messages if a round computes for longer than its block travels: c tokens
-per rank need 4 c^2 h operations and send 2 c h elements of 2 bytes, so c >= F / B for F operations
-and B bytes per second; causal and balanced, half the operations, c >= 2 F / B.
+per rank need 4 c^2 h operations and send 2 c h_k elements of 2 bytes, so c >= (h_k / h) F / B for
+F operations and B bytes per second; causal and balanced, half the operations, twice the tokens.
 
 Fields: a layer with kernel k and dilation d reaches d (k-1)/2 cells on each side. A tile sends
 its border and computes its area.
@@ -60,17 +60,34 @@ def ring_attention_elements(tokens: Numbers, kv_size: int, ranks: int) -> Number
     return 2 * tokens * kv_size * (check_count("ranks", ranks) - 1) / ranks
 
 
-def ring_block_tokens(flops: float, bandwidth: float, *, causal: bool = False) -> float:
-    """Return the fewest tokens per rank with which ring attention hides its messages: F/B.
+def ring_block_tokens(
+    flops: float,
+    bandwidth: float,
+    *,
+    causal: bool = False,
+    heads: int = 1,
+    kv_heads: int | None = None,
+) -> float:
+    """Return the fewest tokens per rank with which ring attention hides its messages.
+
+    That is (h_k/h) F/B, where h_k/h = kv_heads/heads: fewer keys and values travel for as many
+    operations.
 
     Args:
         flops: operations per second of one rank, as reached in attention.
         bandwidth: bytes per second to the next rank, one way, for elements of 2 bytes.
-        causal: with a causal mask in zig-zag order, which halves the operations: 2 F/B.
+        causal: with a causal mask in zig-zag order, which halves the operations: twice the tokens.
+        heads: heads of the queries.
+        kv_heads: heads of the keys and values; None: as many as `heads`.
+    Raises: ValueError for speeds that are not positive, or kv_heads that do not divide heads.
     """
     if not is_number(flops) or not is_number(bandwidth) or min(flops, bandwidth) <= 0:
         raise ValueError(f"flops and bandwidth are positive numbers, not {flops}, {bandwidth}.")
-    return (2 if causal else 1) * flops / bandwidth
+    check_count("heads", heads)
+    keys = heads if kv_heads is None else check_count("kv_heads", kv_heads)
+    if heads % keys:
+        raise ValueError(f"kv_heads must divide heads, but {keys} does not divide {heads}.")
+    return (2 if causal else 1) * keys / heads * flops / bandwidth
 
 
 def attention_bytes(
