@@ -207,7 +207,8 @@ def bus_factor(operation: str, ranks: int) -> float:
 
     S is the size in bytes, t the seconds, N the number of ranks. `operation` is a name in
     torch.distributed. Raises: ValueError for an operation without a factor.
-    Source: nccl-tests, doc/PERFORMANCE.md.
+    Source: nccl-tests, doc/PERFORMANCE.md; for gather, scatter and send the `GetBw` functions of
+    src/gather.cu, src/scatter.cu and src/sendrecv.cu.
     """
     if operation not in _FACTORS:
         names = ", ".join(_FACTORS)
