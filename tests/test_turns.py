@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab.grading.checking.turns import own_turn, turn_paused
+from dtlab.grading.judging.turns import own_turn, turn_paused
 from dtlab.units.unit04 import checkpoint_every
 from dtlab.units.unit11 import resumable
 

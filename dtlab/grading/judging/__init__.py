@@ -4,4 +4,5 @@
     cells.py     runs the ungraded cells in a sandbox
     patience.py  lets other tasks go first while a cell runs for a long time
     walled.py    the bench that runs an answer's functions in a sandbox
+    turns.py     one judge at a time uses what a process has only once: random generators, dtype
 """

@@ -22,8 +22,8 @@ from nbformat.v4 import new_output
 
 from dtlab.errors import DtlabError, LaunchError
 from dtlab.grading.checking.finished import absent_of
-from dtlab.grading.checking.turns import own_turn
 from dtlab.grading.judging.cells import MISSING, Cells, Limits, NotTaken
+from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.judging.walled import WalledBench
 from dtlab.grading.parts import Part, find_part, known_parts, unit_packages
 from dtlab.grading.questions.answers import Questions

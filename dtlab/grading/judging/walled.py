@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RanksError, RankTimeoutError
 from dtlab.grading.checking.trials import Observation, Trial, observed, run_cases
-from dtlab.grading.checking.turns import turn_paused
+from dtlab.grading.judging.turns import turn_paused
 from dtlab.grading.report import Criterion
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Sealed

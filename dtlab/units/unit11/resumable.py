@@ -26,7 +26,7 @@ from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
 from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.turns import own_turn
+from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
 
