@@ -32,7 +32,7 @@ PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 # Units that are being written, and what there is of them.
 UNDER_WAY: dict[str, tuple[str, ...]] = {}
-MOST = {"cells": 90, "words": 3500, "lines of a code cell": 25, "predictions": 12}
+MOST = {"cells": 90, "lines of a code cell": 25, "predictions": 12}
 ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts
 WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]
@@ -127,7 +127,8 @@ def objections_to(cells: list[NotebookNode]) -> list[str]:
         "lines of a code cell": max(len(re.findall(r"^.*\S", c, re.MULTILINE)) for c in code[1:]),
         "predictions": len(re.findall(r"= (?:dtlab\.)?guess\(", "\n".join(code))),
     }
-    found = [f"{n} {what}, at most {MOST[what]}" for what, n in counted.items() if n > MOST[what]]
+    most = {what: limit for what, limit in MOST.items() if counted[what] > limit}
+    found = [f"{counted[what]} {what}, at most {limit}" for what, limit in most.items()]
     text = "\n".join(texts)
     found += [f"no section {name!r}" for name in ENDS if f"\n## {name}" not in f"\n{text}"]
     for words in ("You will be able to", "Know before", "minutes for the lesson"):
