@@ -73,7 +73,7 @@ def test_one_axis_or_two_lie_inside_a_node_and_never_all() -> None:
 
 def test_the_place_is_never_that_of_the_learners_own_rank() -> None:
     for number in range(400):
-        given, right = drawn("coordinates", f"somebody {number}")
+        given, right = drawn("coordinates", f"learner {number}")
         assert given["place"] != right["coordinates"]
         assert right["rank_there"] != given["rank"]
 

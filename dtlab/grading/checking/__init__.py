@@ -3,7 +3,6 @@
     checks.py      a check as data: trials to run, criteria to judge, their points
     trials.py      runs a learner's function on real ranks and returns an observation
     criteria.py    judges the criteria from the faults that cases report
-    turns.py       one judge at a time uses a process's random generators and default dtype
     bench.py       where functions run: on the learner's machine, or in a sandbox
     defences.py    written answers, which a person grades by a rubric
     groups.py      subgroups of ranks on which a function is called at the same time

@@ -13,7 +13,6 @@ and leaves everything as it was found, so that a learner's kernel is not changed
 from __future__ import annotations
 
 import random
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,24 +72,24 @@ def turn_paused() -> Iterator[None]:
 
 
 def _state() -> Restore:
-    """Returns a function that restores the present state of the modules that are imported."""
-    of_python = random.getstate()
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy.random")
-    of_torch = (torch.get_rng_state(), torch.get_default_dtype()) if torch else None
-    of_numpy = numpy.get_state() if numpy else None
+    """Returns a function that restores the present state of the generators and the dtype."""
+    import numpy as np
+    import torch
+
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_torch, dtype = torch.get_rng_state(), torch.get_default_dtype()
 
     def restore() -> None:
         random.setstate(of_python)
-        if torch and of_torch:
-            torch.set_rng_state(of_torch[0])
-            torch.set_default_dtype(of_torch[1])
-        if numpy and of_numpy:
-            numpy.set_state(of_numpy)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        torch.set_rng_state(of_torch)
+        torch.set_default_dtype(dtype)
 
     return restore
 
 
 def _usual_dtype() -> None:
     """Sets the default dtype that fresh ranks have, since judges compare with their results."""
-    if torch := sys.modules.get("torch"):
-        torch.set_default_dtype(torch.float32)
+    import torch
+
+    torch.set_default_dtype(torch.float32)

@@ -80,8 +80,6 @@ class Spanning(Faulty):
         return last(x)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        import torch  # noqa: F401  import before the turn notes its random numbers
-
         with own_turn():
             wanted = _train(self._right, **self.given(0, 1))
         *groups, last = self.groups

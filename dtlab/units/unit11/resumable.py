@@ -91,8 +91,6 @@ class Training:
 
 def uninterrupted(seed: int, steps: int) -> list[dict[str, Any]]:
     """The state before each step of a run without checkpoints, and after the last one."""
-    import torch  # noqa: F401  import before the turn notes its random numbers
-
     with own_turn():
         run, states = Training(seed), []
         for _ in range(steps):
