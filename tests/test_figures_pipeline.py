@@ -211,12 +211,15 @@ def test_the_explorer_draws_what_its_controls_say() -> None:
     assert "out of range" in dial.complaint.value
 
 
-def test_the_explorer_redraws_at_once() -> None:
-    """In under 0.2 s of one core, the quickest of some: what a drag of the slider feels like."""
+def test_a_drag_of_the_slider_draws_one_figure() -> None:
+    """The explorer needs at most twice the time of one call that makes the same picture."""
     explorer = explore_pipeline()
-    seconds = []
+    dragged, called = [], []
     for stages in (2, 3, 4, 5, 6, 4):
         started = time.process_time()
         explorer.controls["num_stages"].value = stages
-        seconds.append(time.process_time() - started)
-    assert min(seconds) < 0.2
+        dragged.append(time.process_time() - started)
+        started = time.process_time()
+        predicted_pipeline(num_stages=stages).to_png()
+        called.append(time.process_time() - started)
+    assert min(dragged) < 2 * min(called)
