@@ -230,10 +230,14 @@ def test_a_layer_is_gathered_before_it_computes_and_prefetch_shortens_the_step()
             first, second = whole
             assert first.get_x() + first.get_width() < second.get_x()  # freed in between
             for band in whole:
-                inside = [box for name in ("gather", "forward", "backward")
-                          for box in boxes(figure, name) if box.get_y() > band.get_y()
-                          and box.get_y() < band.get_y() + band.get_height()
-                          and band.get_x() <= box.get_x() < band.get_x() + band.get_width()]
+                inside = [
+                    box
+                    for name in ("gather", "forward", "backward")
+                    for box in boxes(figure, name)
+                    if box.get_y() > band.get_y()
+                    and box.get_y() < band.get_y() + band.get_height()
+                    and band.get_x() <= box.get_x() < band.get_x() + band.get_width()
+                ]
                 gather, compute = sorted(inside, key=lambda box: box.get_x())[-2:]
                 assert gather.get_gid() == "gather"
                 assert compute.get_x() >= gather.get_x() + gather.get_width()
