@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from dtlab.ranks.session import session as session
     from dtlab.show.guess import calibration as calibration
     from dtlab.show.guess import guess as guess
+    from dtlab.show.remeasure import remeasure as remeasure
     from dtlab.show.repeats import repeats as repeats
     from dtlab.trace import Event as Event
     from dtlab.trace import Trace as Trace
@@ -74,6 +75,7 @@ _MODULE_OF = {  # public name -> the module that defines it; None if the name is
     "predict": None,
     "progress": "grading.progress",
     "rank_generator": "ranks.launch.launcher",
+    "remeasure": "show.remeasure",
     "repeats": "show.repeats",
     "schedules": None,
     "session": "ranks.session",

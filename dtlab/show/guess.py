@@ -3,6 +3,7 @@
     sent = guess("How many MB does rank 0 send?", unit="MB")     a field appears; the cell ends
     ...
     sent.reveal(48)          You guessed 16 MB; it is 48 MB: too low by a factor of 3.
+    sent.reveal(51, formula=48)           measured; a busy machine's value is not the answer
 
 A cell never waits for the learner. If no guess was made, JupyterLab hides what the cell prints and
 draws, and `reveal` shows "Predict first"; when the guess arrives, output and answer appear.
@@ -32,6 +33,7 @@ from dtlab.show.notebook import (
     kernel_variables,
     show_bundle,
 )
+from dtlab.show.remeasure import ALLOWED, far_off, load_in_words
 from dtlab.show.words import number_from_words
 
 __all__ = ["Guess", "calibration", "distance_words", "form", "guess"]
@@ -138,7 +140,14 @@ class Guess:
         page = f"<b>Guess.</b> {html.escape(self.question)}<br>{html.escape(line)}"
         return page, f"{self.asking} {line}"
 
-    def reveal(self, answer: Value, note: str | Mapping[str, str] = "") -> None:
+    def reveal(
+        self,
+        answer: Value,
+        note: str | Mapping[str, str] = "",
+        *,
+        formula: Value | None = None,
+        allowed: float = ALLOWED,
+    ) -> None:
         """Show the answer, how far off the guess was, and then `note`.
 
         Without a guess, JupyterLab shows "Predict first" instead, until the guess arrives or the
@@ -147,10 +156,16 @@ class Guess:
 
         `answer` is a number in the guess's unit, or one of its options. `note` may map options to
         notes: then the note on the chosen option is shown, or the note on the answer if none was
-        chosen. After this call the guess can no longer be changed in its cell. Raises `ValueError`
-        for an answer that is neither a number nor one of the options.
+        chosen. After this call the guess can no longer be changed in its cell.
+
+        `formula` is what an emulated measurement should give. It is shown beside the answer. If
+        the two are further apart than `far_off` allows, because the machine is busy, the guess is
+        judged by the formula, and the note says what was measured. Raises `ValueError` for an
+        answer or a formula that is neither a number nor one of the options.
         """
         self.answer = self._answer(answer)
+        if formula is not None:
+            note = self._beside(self._answer(formula), note, allowed)
         if self.value is None and has_front_end():
             self._hide(note)
             return
@@ -158,6 +173,26 @@ class Guess:
         show_bundle({"text/plain": text, "text/html": page})
         if self.value is not None:
             self._freeze()
+
+    def _beside(
+        self, formula: Value, note: str | Mapping[str, str], allowed: float
+    ) -> str | Mapping[str, str]:
+        """Choose the answer, measured or by the formula, and add to the note where it is from."""
+        measured = self.answer
+        assert measured is not None
+        if isinstance(measured, str) or isinstance(formula, str):
+            disturbed = measured != formula
+        else:
+            disturbed = far_off(measured, formula, self.unit, allowed)
+        if disturbed:
+            self.answer = formula
+            words = (f"This is the formula's answer: measured was {self.words(measured)}, on a "
+                     f"machine that is too busy for it ({load_in_words()}).")  # fmt: skip
+        else:
+            words = "" if self.options else f"By the formula it is {self.words(formula)}."
+        if isinstance(note, str):
+            return f"{words} {note}".strip()
+        return {option: f"{words} {each}".strip() for option, each in note.items()}
 
     def _freeze(self) -> None:
         self.revealed = True

@@ -8,7 +8,8 @@ from typing import Any
 from dtlab.ranks.system import has_front_end, in_a_kernel
 
 __all__ = [
-    "Kept", "has_front_end", "in_a_kernel", "kernel_variables", "place_words", "show_bundle",
+    "Kept", "has_front_end", "in_a_kernel", "kernel_variables", "place_words", "running_cell",
+    "show_bundle",
 ]  # fmt: skip
 
 # After a restart of the kernel, JupyterLab has no model for a widget and shows an error in its
@@ -27,6 +28,15 @@ def kernel_variables() -> list[Any]:
     from IPython import get_ipython
 
     return list(get_ipython().user_ns.values())
+
+
+def running_cell() -> int | None:
+    """Return the number of the cell that runs; None outside a notebook."""
+    if not in_a_kernel():
+        return None
+    from IPython import get_ipython
+
+    return int(get_ipython().execution_count)
 
 
 def place_words(file: str, line: int) -> str:

@@ -112,6 +112,12 @@ class Chart:
         style = self._style(name, kind, marks) | ({} if joined else {"linestyle": "none"})
         self._axes.plot(xs, ys, zorder=3, gid=f"{kind} {name}", **style)
 
+    def draw_disturbed(self, name: str, xs: Numbers, ys: Numbers) -> None:
+        """Draw marks of a curve again, in grey: a busy machine disturbed their measurement."""
+        grey = {"color": MUTED, "markerfacecolor": MUTED, "linestyle": "none"}
+        style = self._style(name, "emulated", True) | grey
+        self._axes.plot(xs, ys, zorder=4, gid=f"disturbed {name}", **style)
+
     def draw_ranges(self, name: str, xs: Numbers, lows: Numbers, highs: Numbers) -> None:
         """Draw a bar at each x from the lowest to the highest value, in the curve's colour."""
         colour = self._colour(name)

@@ -14,6 +14,7 @@ from dtlab.predict.roofline import Ceiling, attainable, ceilings
 from dtlab.predict.units import in_units
 from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, SHEET, Figure, blend, edge
+from dtlab.show.remeasure import far_off
 from dtlab.show.words import number_words
 
 __all__ = ["ceiling_ladder", "line_chart", "roofline", "scaling_chart"]
@@ -154,6 +155,7 @@ def scaling_chart(
     Each argument maps the name of a job to its seconds per step by number of ranks; 1 rank must be
     among them. The total batch is the same for all numbers of ranks (strong scaling). For the jobs
     named in `weak` the batch of each rank is the same, so N ranks do N times the work in a step.
+    Emulated marks that are far from their prediction are grey: the machine was busy.
     Raises: ValueError if there is nothing to draw, if times on one rank are missing, for times
     that are not above 0, and for more than five jobs.
     """
@@ -181,7 +183,15 @@ def scaling_chart(
         chart.draw_curve(
             name, xs, ys, kind, joined=kind == "predicted" or ("predicted", name) not in drawn
         )
-    chart.draw_key({**{name: _aside(name, drawn, weak) for name in names}, _IDEAL: ""})
+    grey = {name: _disturbed(name, drawn) for name in names}
+    for name, points in grey.items():
+        if len(points[0]):
+            chart.draw_disturbed(name, *points)
+    asides = {
+        name: _aside(name, drawn, weak) + "\ngrey: machine was busy" * bool(len(grey[name][0]))
+        for name in names
+    }
+    chart.draw_key({**asides, _IDEAL: ""})
     return figure
 
 
@@ -194,6 +204,18 @@ def _speedups(name: str, seconds: Mapping[int, float], weak: bool) -> tuple[Numb
     if not (times > 0).all():
         raise ValueError(f"scaling_chart: the times of {name!r} must be above 0.")
     return ranks, (ranks if weak else 1.0) * seconds[1] / times
+
+
+def _disturbed(
+    name: str, drawn: Mapping[tuple[Kind, str], tuple[Numbers, Numbers]]
+) -> tuple[Numbers, Numbers]:
+    """Return the emulated points of a job that are far from its predictions."""
+    ranks, speedups = drawn.get(("emulated", name), (np.empty(0), np.empty(0)))
+    predicted = dict(zip(*drawn.get(("predicted", name), ((), ())), strict=True))
+    far = [n in predicted and far_off(speedup, predicted[n])
+           for n, speedup in zip(ranks, speedups, strict=True)]  # fmt: skip
+    chosen = np.array(far, dtype=bool)
+    return ranks[chosen], speedups[chosen]
 
 
 def _chart(figure: Figure, names: list[str], ranks: list[int], speedups: Numbers) -> Chart:
