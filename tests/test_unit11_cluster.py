@@ -13,6 +13,7 @@ from dtlab.units.unit11.cluster import (
     Cluster,
     Event,
     Failure,
+    History,
     Job,
     Setting,
     Start,
@@ -21,7 +22,7 @@ from dtlab.units.unit11.cluster import (
     longest,
     planned_starts,
 )
-from dtlab.units.unit11.orchestrator import PART, drawn, example, played, told
+from dtlab.units.unit11.orchestrator import PART, Scheduling, drawn, example, played, told
 from tests.wrong_answers import known_answers
 
 CHECK: Any = PART.check
@@ -111,6 +112,92 @@ def test_good_schedules_pass_and_bad_habits_are_too_slow(seed: int) -> None:
         assert habit_makespan(setting, habit) > 1.15 * good
         assert habit_makespan(setting, "good") < 1.1 * good
         assert played(setting, RIGHT).makespan < 1.1 * good
+
+
+class AsTheTextSays:
+    """The good schedule as the exercise defines it, in the order of `key`."""
+
+    def __init__(self, nodes: dict[str, int], pace: dict[str, float], key: Any) -> None:
+        self.nodes, self.pace, self.key = nodes, pace, key
+        self.down: set[str] = set()
+        self.waiting: dict[str, Any] = {}
+        self.running: dict[str, tuple[Any, str]] = {}
+        self.left: dict[str, float] = {}
+        self.known: set[int] = set()
+
+    def decide(self, event: Event) -> list[Start]:
+        if event.number in self.known:
+            return []
+        self.known.add(event.number)
+        if event.kind == "submitted":
+            self.waiting[event.job], self.left[event.job] = event.spec, event.minutes
+        elif event.kind == "checkpoint":
+            spec = self.running[event.job][0]
+            self.left[event.job] = (spec.steps - event.step) * self.pace[event.job]
+        elif event.kind == "finished":
+            del self.running[event.job]
+        elif event.kind == "failed":
+            self.down.add(event.node)
+            for job, (spec, node) in list(self.running.items()):
+                if node == event.node:
+                    del self.running[job]
+                    self.waiting[job] = spec
+        else:
+            self.down.remove(event.node)
+        return list(self.starts())
+
+    def starts(self) -> Any:
+        def order(job: str) -> float:
+            return -self.key(self.left[job], self.waiting[job])
+
+        for job in sorted(self.waiting, key=order):
+            spec, node = self.waiting[job], self.fullest(self.waiting[job].processes)
+            if node:
+                del self.waiting[job]
+                self.running[job] = spec, node
+                step = spec.steps - round(self.left[job] / self.pace[job])
+                yield Start(job, [(node, -1)] * spec.processes, step)
+
+    def fullest(self, count: int) -> str:
+        free = {node: gpus for node, gpus in self.nodes.items() if node not in self.down}
+        for spec, node in self.running.values():
+            free[node] -= spec.processes
+        room = [node for node, gpus in free.items() if gpus >= count]
+        return min(room, key=lambda node: free[node], default="")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_good_schedule_is_the_shorter_of_the_two_in_the_text(seed: int) -> None:
+    for trial in CHECK.trials(seed):
+        for case in trial.cases:
+            setting = case.setting
+            pace = {job.name: job.pace for job in setting.jobs}
+            spans = []
+            for key in (lambda left, spec: left, lambda left, spec: left * spec.processes):
+                orchestrator = AsTheTextSays(setting.by_node, pace, key)
+                history = Cluster(setting, orchestrator.decide).run()
+                assert {kind for kind, _ in history.faults} <= {"gpus"}  # they have no numbers
+                spans.append(history.makespan)
+            assert min(spans) == good_makespan(setting)
+
+
+class Late(Scheduling):
+    """A run without a fault whose makespan is a fifth too long."""
+
+    def history(self, results: Any) -> History:
+        history = played(self.setting, RIGHT)
+        history.makespan *= 1.2
+        return history
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_makespan_counts_on_three_small_clusters_and_three_large_ones(seed: int) -> None:
+    cases = [case for trial in CHECK.trials(seed) for case in trial.cases]
+    assert [len(case.setting.jobs) <= 4 for case in cases] == [True] * 3 + [False] * 3
+    assert all(12 <= len(case.setting.jobs) <= 20 for case in cases[3:])
+    for case in cases:
+        late = Late(case.words, case.setting)
+        assert [kind for kind, _ in late.faults([])] == ["makespan"]
 
 
 def test_it_is_the_same_each_time_and_other_for_another_seed() -> None:

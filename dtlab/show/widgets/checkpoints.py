@@ -16,7 +16,7 @@ from dtlab.show.widgets.explorer import Explorer
 __all__ = ["explore_checkpoints"]
 
 _CARDS: Final = tuple(2**power for power in range(3, 18))
-_ONE_CARD: Final = 16384 * 54 * 86400 / 419  # seconds between failures of one (Llama 3, table 5)
+_ONE_CARD: Final = 16384 * 54 * 86400 / 419  # seconds, all causes (Llama 3, table 5)
 _SAVES: Final = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600)
 _RESTARTS: Final = (10, 30, 60, 120, 300, 600, 1200, 1800, 3600)
 _INTERVALS: Final = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400)
@@ -25,8 +25,9 @@ _INTERVALS: Final = (30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800
 def explore_checkpoints() -> Explorer:
     """Find the checkpoint interval with the highest goodput for a job. See `goodput_curve`.
 
-    A card and its share of the machine fail as often as in Llama 3's run of 54 days: 419 times on
-    16,384 H100s, or once in 5.8 years each. The dials start at that run's number of cards.
+    A card with its share of hosts, network and software fails as often as in Llama 3's run: 419
+    interruptions of all causes in 54 days on 16,384 H100s, or one in 5.8 years for each card. The
+    dials start at that run's number of cards.
     """
     dials = {
         "cards": Dial("Number of cards", count_scale(_CARDS), 16384),

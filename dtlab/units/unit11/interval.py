@@ -26,7 +26,7 @@ _QUESTIONS = asked(
         "failures",
         "the failures of your job in a day",
         "failures",
-        "How many interruptions were failures? How many of these does one GPU have in a day?",
+        "How many interruptions were failures? How many of these, in a day, fall to one GPU?",
         {
             "failures * 466 / 419": "planned interruptions are not failures.",
             "419 / 54 * 16384 / gpus": "with more GPUs a job fails more often.",
