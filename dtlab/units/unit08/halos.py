@@ -91,9 +91,9 @@ _QUESTIONS = asked(
     ),
     number(
         "growth",
-        "four times as many ranks on the same field, now for a halo of one cell: by which factor "
-        "change what a strip sends, and what a square sends without its corners? "
-        "[strips, squares]",
+        "the field is divided over four times as many ranks, and the halo is one cell wide. By "
+        "which factors do these change: [what a strip sends, what a square sends without its "
+        "corners]",
         "[1, 0.5]",
         "What happens to the length of the border?",
         {

@@ -95,8 +95,8 @@ _QUESTIONS = asked(
     ),
     number(
         "smaller",
-        "Ulysses at its limit, in a model with as many KV heads as heads, sends 4 N h (P-1)/P^2 "
-        "elements. By which factor is that more than in your model, on the same ranks?",
+        "with as many KV heads as query heads, a rank of Ulysses would send 4 N h (P-1)/P^2 "
+        "elements. How many times what it sends in your model is that, on as many ranks?",
         "2 * heads / (heads + kv_heads)",
         "Queries and output have h elements a token. Keys and values have fewer in your model.",
         {

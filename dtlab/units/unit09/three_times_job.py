@@ -405,7 +405,9 @@ _WHY: Final = {
     "samples": "count the kernels, the input and the messages of one sample before and after it.",
     "accumulate": "with the limit on the batch it is at most 2, which halves the messages per "
                   "sample. Kernels and input take as long as before.",
-    "overlap": "only what backward computes after a bucket is full can hide its messages.",
+    "overlap": "it is the lever to try first, because it is free and exact. But which one gains "
+               "most alone? Only what backward computes after a bucket is full can hide its "
+               "messages.",
     "bucket_mb": "without overlap smaller buckets hide nothing.",
     "sixteen_bit": "it halves the messages. How long do they take now?",
     "hierarchical": "it helps messages between nodes of several ranks. Is that the largest part?",

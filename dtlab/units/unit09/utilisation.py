@@ -49,9 +49,10 @@ _QUESTIONS = asked(
     ],
     number(
         "half",
-        "a text says: half of the time of such a step is communication. With how many sequences "
-        "in the whole batch is that so, if one ring all-reduce goes through all nodes at the full "
-        "speed of a node, and nothing overlaps?",
+        "a text claims that half of the time of a training step is communication. With how many "
+        "sequences in the whole batch would that be true of this model, if its gradients take one "
+        "ring all-reduce over all GPUs, the ring crosses between nodes at the full bandwidth of a "
+        "node, and nothing overlaps?",
         "half",
         "How long is the all-reduce? For how many sequences do all GPUs together compute as long?",
         {

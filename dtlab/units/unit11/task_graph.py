@@ -139,8 +139,8 @@ _QUESTIONS = asked(
     ),
     choices(
         "beside",
-        "which tasks can run at the same time as task {one}, with workers enough and with tasks "
-        "that may take other times than here",
+        "which tasks could run at the same time as task {one} if there were enough workers, and "
+        "if each task could take any number of seconds",
         list(_NAMES),
         lambda given: _beside(given["tasks"], given["one"]),
         "Which tasks does it not need, directly or through others, and which do not need it?",
