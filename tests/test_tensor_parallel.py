@@ -43,6 +43,7 @@ from dtlab.parallel.tensor.sequence import (
     reduce_scatter_to_sequence,
     scatter_to_sequence,
 )
+from dtlab.predict.memory import activation_bytes
 from dtlab.training.activation import checkpoint
 from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
@@ -613,6 +614,25 @@ def test_sequence_parallelism_shares_what_norms_and_dropout_keep() -> None:
     assert alone == pytest.approx(18 * unit + 3 * scores, abs=slack + 1500)
     assert tensor == pytest.approx(6 * unit + (12 * unit + 3 * scores) / 4, abs=slack + 1500)
     assert both == pytest.approx(alone / 4, abs=slack + 1500)
+
+
+def inputs_kept(sequence_parallel: bool) -> tuple[int, int]:
+    """Bytes that a recomputed block keeps, counted, and by the formula for 16 bits, in 32."""
+    sizes = {"sequence_parallel": sequence_parallel, "recompute": "full"}
+    block = ParallelBlock(WIDTH, HEADS, dropout=0.1, fused_attention=False, **sizes)  # type: ignore[arg-type]
+    ranks = dist.get_world_size()
+    x = torch.ones(2, TOKENS // (ranks if sequence_parallel else 1), WIDTH)
+    formula = activation_bytes(TOKENS, 2, WIDTH, HEADS, ranks, **sizes)  # type: ignore[arg-type]
+    return saved_bytes(block, x).total, 2 * formula
+
+
+@pytest.mark.parametrize("ranks", [1, 2, slow(4)])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_full_recomputation_keeps_the_input_of_a_ranks_own_tokens(
+    sequence_parallel: bool, ranks: int
+) -> None:
+    counted, formula = on_ranks(inputs_kept, sequence_parallel, world_size=ranks).values[0]
+    assert counted == formula == 4 * 2 * TOKENS * WIDTH // (ranks if sequence_parallel else 1)
 
 
 # Bad input -----------------------------------------------------------------------------------

@@ -212,9 +212,11 @@ def activation_bytes(
 
     Without recomputation: sbh(34 + 5as/h); with tensor parallelism sbh(10 + 24/t + 5as/(ht)); with
     sequence parallelism all of it is divided by t. "selective" recomputes the attention matrices,
-    and `fused_attention` never stores them; both drop the term with a. "full" saves 2sbh, the
-    layer's input, whole on every rank. Without dropout 34 and 5 become 32 and 2. Table 2 of
-    Korthikanti et al. 2022; the symbols are explained above.
+    and `fused_attention` never stores them; both drop the term with a. "full" saves the layer's
+    input: 2sbh, whole on every rank, or with sequence parallelism 2sbh/t, because a rank has the
+    input of its own tokens only. Without dropout 34 and 5 become 32 and 2. Table 2 of Korthikanti
+    et al. 2022, whose row of full recomputation has no sequence parallelism; the symbols are
+    explained above.
     Raises: ValueError for counts below 1, an unknown `recompute`, heads that do not divide the
     hidden size, tensor ranks that do not divide the heads or, with sequence parallelism, the
     sequence.
@@ -259,9 +261,9 @@ def activation_pieces(
         _check_divides("tensor_parallel", t, "sequence_length", s)
     if recompute not in ("none", "selective", "full"):
         raise ValueError(f"recompute must be 'none', 'selective' or 'full', not {recompute!r}.")
+    outside = t if sequence_parallel else 1  # ranks that divide the inputs of layer and norms
     if recompute == "full":
-        return {"input of the layer": 2 * s * b * h}
-    outside = t if sequence_parallel else 1  # ranks that divide the norms' inputs
+        return {"input of the layer": 2 * s * b * h // outside}
     has_matrices = not fused_attention and recompute == "none"
     pieces = {
         "inputs of the norms": 4 * s * b * h // outside,

@@ -240,7 +240,7 @@ def _costs(problem: Problem, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[_
         matrices = (5 if model.dropout else 2) * model.num_heads * length * length * b // t
         kept = kept + np.where(selective, 0, matrices)
     again = np.where(full, kept, 0)
-    kept = np.where(full, 2 * tokens * h, kept)
+    kept = np.where(full, 2 * tokens * h // outside, kept)
     logits = LOGIT_BYTES * tokens * model.vocab_size / t
     most = np.minimum(p, m)
     positions = 0 if model.gated else length * h
