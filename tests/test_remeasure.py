@@ -105,3 +105,22 @@ def test_marks_far_from_their_prediction_are_grey() -> None:
     assert list(grey[0].get_xdata()) == [4]
     words = list(itertools.chain(*(axes.texts for axes in figure.axes)))
     assert sum("machine was busy" in text.get_text() for text in words) == 1
+
+
+def test_all_charts_of_emulated_times_grey_out() -> None:
+    sizes = [1e3, 1e6]
+    costs = dtlab.show.cost_curves(
+        emulated={"ring": (sizes, [1.0, 9.0])}, predicted={"ring": (sizes, [1.0, 2.0])}
+    )
+    lines = dtlab.show.line_chart(
+        {"exposed": ([64, 128], [80, 20])}, predicted={"exposed": ([64, 128], [75, 50])},
+        across="tokens", upwards="exposed, % of a round", title="Messages",
+    )  # fmt: skip
+    for figure, x in ((costs, 1e6), (lines, 128)):
+        grey = [line for axes in figure.axes for line in axes.lines
+                if str(line.get_gid()).startswith("disturbed")]  # fmt: skip
+        assert [list(line.get_xdata()) for line in grey] == [[x]]
+
+
+def test_the_number_is_the_first_item_of_a_tuple() -> None:
+    assert dtlab.remeasure(lambda: (1.0, "trace"), 1.0) == (1.0, "trace")

@@ -33,7 +33,7 @@ from dtlab.show.notebook import (
     kernel_variables,
     show_bundle,
 )
-from dtlab.show.remeasure import ALLOWED, far_off, load_in_words
+from dtlab.show.remeasure import far_off, load_in_words
 from dtlab.show.words import number_from_words
 
 __all__ = ["Guess", "calibration", "distance_words", "form", "guess"]
@@ -146,7 +146,7 @@ class Guess:
         note: str | Mapping[str, str] = "",
         *,
         formula: Value | None = None,
-        allowed: float = ALLOWED,
+        allowed: float | None = None,
     ) -> None:
         """Show the answer, how far off the guess was, and then `note`.
 
@@ -175,7 +175,7 @@ class Guess:
             self._freeze()
 
     def _beside(
-        self, formula: Value, note: str | Mapping[str, str], allowed: float
+        self, formula: Value, note: str | Mapping[str, str], allowed: float | None
     ) -> str | Mapping[str, str]:
         """Choose the answer, measured or by the formula, and add to the note where it is from."""
         measured = self.answer

@@ -26,21 +26,27 @@ __all__ = ["far_off", "load_in_words", "remeasure"]
 Result = TypeVar("Result")
 Numbers = float | Sequence[float]
 
-ALLOWED: Final = 0.25  # of the predicted value
-_POINTS: Final = 10.0  # allowed for shares, in percentage points
+_ALLOWED: Final = 0.25  # of the predicted value
+_ALLOWED_SHARE: Final = 0.1  # of the whole, since a share may be near 0
 
 
-def far_off(measured: float, predicted: float, unit: str = "", allowed: float = ALLOWED) -> bool:
+def far_off(
+    measured: float, predicted: float, unit: str = "", allowed: float | None = None
+) -> bool:
     """Return whether a measurement is further from its prediction than its kind allows.
 
-    Shares in percent may be 10 points off, other quantities `allowed` times the prediction.
+    `allowed` is relative to the prediction, by default a quarter of it. Shares in percent are
+    compared in points: `allowed` is relative to 100 %, by default 10 points.
     """
     return _distance(measured, predicted, unit, allowed) > 1
 
 
-def _distance(measured: float, predicted: float, unit: str, allowed: float) -> float:
+def _distance(measured: float, predicted: float, unit: str, allowed: float | None) -> float:
     """The difference, in multiples of what is allowed; NaN counts as far off."""
-    limit = _POINTS if unit == "%" else allowed * abs(predicted)
+    if unit == "%":
+        limit = 100 * (_ALLOWED_SHARE if allowed is None else allowed)
+    else:
+        limit = abs(predicted) * (_ALLOWED if allowed is None else allowed)
     distance = abs(measured - predicted) / limit if limit else float(measured != predicted) * 2
     return distance if distance == distance else float("inf")
 
@@ -51,14 +57,14 @@ def remeasure(
     *,
     of: Callable[[Result], Numbers] | None = None,
     unit: str = "s",
-    allowed: float = ALLOWED,
+    allowed: float | None = None,
     attempts: int | None = None,
 ) -> Result:
     """Call `measure` until what it returns is near `predicted`; return the nearest of its results.
 
-    `of` picks the number out of a result that is not one; it and `predicted` may also be several
-    numbers, of which the worst counts. "Near" is within `allowed` times the prediction, for the
-    unit "%" within 10 points. There are at most `attempts` calls: 4 by default, 2 in a quick test.
+    The measurement is the result, or its first item if it is a tuple, or what `of` finds in it. It
+    and `predicted` may also be several numbers, of which the worst counts. `far_off` says what is
+    near. There are at most `attempts` calls: 4 by default, 2 in a quick test.
     If none is near, one line for each cell names the load of the machine and the formula's value.
 
     Raises: ValueError if the numbers of predictions and measurements differ, or if `attempts` is
@@ -68,7 +74,7 @@ def remeasure(
     wanted, nearest, worst = _listed(predicted), None, (float("inf"), 0.0, 0.0)
     for number in range(attempts):
         result = measure()
-        found = _listed(of(result) if of else result)  # type: ignore[arg-type]
+        found = _listed(of(result) if of else result[0] if isinstance(result, tuple) else result)  # type: ignore[arg-type]
         if len(found) != len(wanted):
             raise ValueError(
                 f"remeasure: {len(found)} numbers were measured and {len(wanted)} are predicted. "

@@ -23,8 +23,9 @@ from matplotlib.ticker import (
 )
 
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure
+from dtlab.show.remeasure import far_off
 
-__all__ = ["Axis", "Chart", "Kind", "Numbers"]
+__all__ = ["Axis", "Chart", "Kind", "Numbers", "grey_out"]
 
 Kind = Literal["measured", "emulated", "predicted"]
 Numbers = npt.NDArray[np.float64]
@@ -112,12 +113,6 @@ class Chart:
         style = self._style(name, kind, marks) | ({} if joined else {"linestyle": "none"})
         self._axes.plot(xs, ys, zorder=3, gid=f"{kind} {name}", **style)
 
-    def draw_disturbed(self, name: str, xs: Numbers, ys: Numbers) -> None:
-        """Draw marks of a curve again, in grey: a busy machine disturbed their measurement."""
-        grey = {"color": MUTED, "markerfacecolor": MUTED, "linestyle": "none"}
-        style = self._style(name, "emulated", True) | grey
-        self._axes.plot(xs, ys, zorder=4, gid=f"disturbed {name}", **style)
-
     def draw_ranges(self, name: str, xs: Numbers, lows: Numbers, highs: Numbers) -> None:
         """Draw a bar at each x from the lowest to the highest value, in the curve's colour."""
         colour = self._colour(name)
@@ -182,6 +177,27 @@ class Chart:
             face = SHEET if kind == "emulated" else colour
             style |= {"marker": _MARKS[number], "markersize": 5.5, "markerfacecolor": face}
         return style
+
+
+def grey_out(
+    axes: Axes,
+    name: str,
+    marks: tuple[Numbers, Numbers],
+    predicted: tuple[Numbers, Numbers],
+    unit: str = "",
+) -> str:
+    """Draw in grey the marks that a busy machine moved far from the prediction at their x.
+
+    Return a line for the key, empty if there are none.
+    """
+    formula = dict(zip(*predicted, strict=True))
+    far = [(x, y) for x, y in zip(*marks, strict=True)
+           if x in formula and far_off(y, formula[x], unit)]  # fmt: skip
+    if not far:
+        return ""
+    xs, ys = zip(*far, strict=True)
+    axes.plot(xs, ys, "o", markersize=6.5, color=MUTED, zorder=5, gid=f"disturbed {name}")
+    return "grey: machine was busy"
 
 
 def _beside(axes: Axes, y: float, words: str, colour: str) -> None:

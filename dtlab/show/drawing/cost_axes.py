@@ -65,6 +65,11 @@ class CostAxes:
     names: Sequence[str]
     limits: tuple[tuple[float, float], tuple[float, float]]
 
+    @property
+    def axes(self) -> Axes:
+        """The axes, for marks that no other figure has."""
+        return self._axes
+
     def __post_init__(self) -> None:
         self._looks = _looks_of(self.names)
         self._drawn: dict[str, list[Kind]] = {name: [] for name in self.names}

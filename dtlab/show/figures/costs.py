@@ -20,7 +20,7 @@ from dtlab.predict.communication import (
     tree_all_reduce_seconds,
 )
 from dtlab.predict.units import counted
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
+from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers, grey_out
 from dtlab.show.drawing.cost_axes import CostAxes, Curve, Kind, Winner
 from dtlab.show.drawing.style import INK, MUTED, Figure
 from dtlab.show.words import byte_words, list_words, short_words, time_words
@@ -51,7 +51,8 @@ def cost_curves(
     Each argument maps an algorithm's name to its sizes in bytes and its times in seconds. The
     fastest is determined from predictions if there are any, else from emulated times, at sizes
     that all curves cover. Measured times alone do not determine the fastest, because their
-    crossings differ from run to run. `note` is written below the title.
+    crossings differ from run to run. Emulated marks that are far from their prediction are grey:
+    the machine was busy. `note` is written below the title.
     Raises: ValueError if there is nothing to draw, for numbers that are not above 0, and for more
     than six algorithms.
     """
@@ -76,10 +77,15 @@ def cost_curves(
         for name, (sizes, seconds) in curves.items():
             alone = name not in given.get("predicted", {})
             chart.draw_curve(name, sizes, seconds, each, joined=alone)
+    both = given.get("emulated", {}).keys() & given.get("predicted", {}).keys()
+    asides = {
+        name: grey_out(chart.axes, name, given["emulated"][name], given["predicted"][name])
+        for name in both
+    }
     chart.draw_borders(winners)
     last = {name: times[-1] for curves in given.values() for name, (_, times) in curves.items()}
     highest = sorted(names, key=lambda name: -last[name])
-    chart.draw_key(dict.fromkeys(highest, ""), list(given))
+    chart.draw_key({name: asides.get(name, "") for name in highest}, list(given))
     return figure
 
 

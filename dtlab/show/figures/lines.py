@@ -12,9 +12,8 @@ from matplotlib.patches import Rectangle
 from dtlab.predict.hardware import CARDS, Card, Link
 from dtlab.predict.roofline import Ceiling, attainable, ceilings
 from dtlab.predict.units import in_units
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers
+from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers, grey_out
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, SHEET, Figure, blend, edge
-from dtlab.show.remeasure import far_off
 from dtlab.show.words import number_words
 
 __all__ = ["ceiling_ladder", "line_chart", "roofline", "scaling_chart"]
@@ -33,6 +32,7 @@ def line_chart(
     note: str = "",
     log: Literal["", "x", "y", "xy"] = "",
     kind: Kind = "measured",
+    predicted: Columns | None = None,
     asides: Mapping[str, str] | None = None,
     places: Mapping[str, float] | None = None,
 ) -> Figure:
@@ -41,7 +41,9 @@ def line_chart(
     `across` and `upwards` name the axes, with units. `log` says which axes are logarithmic; values
     on them that are not above 0 leave a gap, and a few x values are themselves the tick labels.
     `note` is written below the title, `asides` below the names of curves in the key. `places` are
-    vertical lines: it maps the label above each line to its x value.
+    vertical lines: it maps the label above each line to its x value. `predicted` are the curves
+    that the formula gives for some of the names, drawn as lines; marks far from them are grey,
+    because the machine was busy.
     Raises: ValueError if there is nothing to draw, for columns of different lengths, and for more
     than six curves.
     """
@@ -65,11 +67,18 @@ def line_chart(
     ]
     box = (_LEFT, _BOTTOM, 9.4 - _LEFT - KEY, 3.6 - _TOP - _BOTTOM)
     chart = Chart(figure, box, list(drawn), axes[0], axes[1])
+    beside = dict(asides or {})
+    for name, pair in (predicted or {}).items():
+        formula = _columns(name, *pair, log=log)
+        chart.draw_curve(name, *formula, "predicted")
+        grey = grey_out(chart.axes, name, drawn[name], formula, "%" if "%" in upwards else "")
+        lines = (beside.get(name, ""), f"marks {kind},", "line predicted", grey)
+        beside[name] = "\n".join(filter(None, lines))
     for name, (xs, ys) in drawn.items():
-        chart.draw_curve(name, xs, ys, kind)
+        chart.draw_curve(name, xs, ys, kind, joined=name not in (predicted or {}))
     for name, x in (places or {}).items():
         chart.draw_upright(x, name)
-    chart.draw_key({name: (asides or {}).get(name, "") for name in drawn})
+    chart.draw_key({name: beside.get(name, "") for name in drawn})
     return figure
 
 
@@ -183,14 +192,11 @@ def scaling_chart(
         chart.draw_curve(
             name, xs, ys, kind, joined=kind == "predicted" or ("predicted", name) not in drawn
         )
-    grey = {name: _disturbed(name, drawn) for name in names}
-    for name, points in grey.items():
-        if len(points[0]):
-            chart.draw_disturbed(name, *points)
-    asides = {
-        name: _aside(name, drawn, weak) + "\ngrey: machine was busy" * bool(len(grey[name][0]))
-        for name in names
-    }
+    asides = {name: _aside(name, drawn, weak) for name in names}
+    for name in names:
+        if {("emulated", name), ("predicted", name)} <= drawn.keys():
+            pair = drawn["emulated", name], drawn["predicted", name]
+            asides[name] += f"\n{grey_out(chart.axes, name, *pair)}".rstrip()
     chart.draw_key({**asides, _IDEAL: ""})
     return figure
 
@@ -204,18 +210,6 @@ def _speedups(name: str, seconds: Mapping[int, float], weak: bool) -> tuple[Numb
     if not (times > 0).all():
         raise ValueError(f"scaling_chart: the times of {name!r} must be above 0.")
     return ranks, (ranks if weak else 1.0) * seconds[1] / times
-
-
-def _disturbed(
-    name: str, drawn: Mapping[tuple[Kind, str], tuple[Numbers, Numbers]]
-) -> tuple[Numbers, Numbers]:
-    """Return the emulated points of a job that are far from its predictions."""
-    ranks, speedups = drawn.get(("emulated", name), (np.empty(0), np.empty(0)))
-    predicted = dict(zip(*drawn.get(("predicted", name), ((), ())), strict=True))
-    far = [n in predicted and far_off(speedup, predicted[n])
-           for n, speedup in zip(ranks, speedups, strict=True)]  # fmt: skip
-    chosen = np.array(far, dtype=bool)
-    return ranks[chosen], speedups[chosen]
 
 
 def _chart(figure: Figure, names: list[str], ranks: list[int], speedups: Numbers) -> Chart:
