@@ -516,7 +516,12 @@ def test_outside_of_the_course_paths_are_told_in_full(
     monkeypatch.setattr(Course, "find", lambda: course)
     monkeypatch.chdir(course.root / "notebooks")
     assert main(["start", "01"]) == 0
-    assert f"\n{MY_1}   new" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"\n{MY_1}   new" in said
+    assert f"These copies are in {course.root}/my, not in the folder where you are." in said
+    monkeypatch.chdir(course.root / "my" / "notebooks")
+    assert main(["start", "01"]) == 0
+    assert "These copies" not in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     record("01/results", 8, 8)
     assert main(["start", "01"]) == main(["progress"]) == 0
@@ -526,9 +531,111 @@ def test_outside_of_the_course_paths_are_told_in_full(
     assert f"{find_part('01/bytes_sent').minutes} minutes   {course.root}/{MY_1}" in said
 
 
+# `dtlab start --into` ---------------------------------------------------------------------------
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def test_copies_are_made_in_another_folder_and_found_there(
+    course: Course,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    work = tmp_path / "home" / "my work"
+    assert main(["start", "01", "--into", str(work)]) == 0
+    said = capsys.readouterr().out
+    assert f"{work}/{MY_1}   new" in said
+    assert f"These copies are in {work}/my. To open them: cd '{work}' && dtlab lab 01\n" in said
+    assert f"in {work} too: where you are now, they use {course.root}/my." in said
+    assert f"Begin with {work}/my/notebooks/{UNIT}.ipynb;" in said
+    assert not (course.root / "my").exists()
+
+    monkeypatch.setattr("dtlab.grading.course.REPOSITORY", course.root)  # the clone of this dtlab
+    edit(work / MY_2, **{RING.answer_id: "mine = 1"})
+    for inside in (work, work / "my" / "notebooks"):
+        monkeypatch.chdir(inside)
+        assert Course.find() == Course(work, course.root)
+    assert main(["start", "02"]) == 0
+    assert (work / "my/notebooks/02_data_parallelism.ipynb").is_file()
+    record("01/results", 8, 8)
+    assert main(["progress"]) == 0
+    assert f"{find_part('01/bytes_sent').minutes} minutes   {MY_1}\n" in capsys.readouterr().out
+    assert f'href="../exercises/{UNIT}/01_level_1.ipynb' in progress()._repr_html_()
+    assert main(["reset", RING.name]) == 0
+    assert f"is back in {work / MY_2}" in capsys.readouterr().out
+    assert not (course.root / "my").exists()
+
+
+def test_work_in_another_folder_is_never_overwritten(
+    course: Course, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["start", "01"]) == main(["start", "01", "--into", str(tmp_path / "w")]) == 0
+    assert f"Your earlier copies in {course.root}/my are unchanged" in capsys.readouterr().out
+    edit(tmp_path / "w" / MY_2, **{RING.answer_id: "mine = 1"})
+    before = tree(tmp_path)
+    for folder in (tmp_path / "w", tmp_path / "w" / "my", course.root, course.root / "my"):
+        assert main(["start", "01", "--into", str(folder)]) == 0
+    assert main(["start", "01", "--renew", "--into", str(tmp_path / "w")]) == 0
+    assert f"{tmp_path}/w/{MY_2}   kept" in capsys.readouterr().out
+    assert tree(tmp_path) == before
+
+
+def test_a_newer_release_takes_the_answers_over_in_another_folder(
+    course: Course, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["start", "01", "--into", str(tmp_path / "w")]
+    assert main(arguments) == 0
+    edit(tmp_path / "w" / MY_2, **{RING.answer_id: "mine = 1"})
+    edit(course.root / LEVEL_2, title="# A newer release")
+    assert main(arguments) == 0
+    assert f"{tmp_path}/w/{MY_2}   kept; the course has a newer one" in capsys.readouterr().out
+    assert main([*arguments, "--renew"]) == 0
+    assert "renewed, with your answers" in capsys.readouterr().out
+    assert cell(tmp_path / "w" / MY_2, RING.answer_id).source == "mine = 1"
+    assert cell(tmp_path / "w" / MY_2, "title").source == "# A newer release"
+
+
+def test_a_lab_begun_in_another_folder_is_found_there(
+    course: Course, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat.write(nbformat.v4.new_notebook(), course.root / "notebooks" / "gpu_lab.ipynb")
+    (course.root / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "reference_card.md", course.root / "docs")
+    assert main(["start", "gpu_lab", "--into", str(tmp_path / "w")]) == 0
+    monkeypatch.setattr("dtlab.grading.course.REPOSITORY", course.root)
+    monkeypatch.chdir(tmp_path / "w" / "my" / "notebooks")
+    assert Course.find() == Course(tmp_path / "w", course.root)
+
+
+@pytest.mark.parametrize("folder", ["file", "file/inside", "/proc", "/proc/inside", "read_only"])
+def test_a_folder_that_cannot_take_copies_is_refused(
+    course: Course, tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("what somebody wrote")
+    (tmp_path / "read_only").mkdir(mode=0o555)
+    wanted = tmp_path / folder  # an absolute path stays as it is
+    if folder.startswith("/proc") and not Path("/proc").is_dir():
+        pytest.skip("no folder /proc, in which nobody may write")
+    if folder == "read_only" and os.access(wanted, os.W_OK):
+        pytest.skip("root may write everywhere")
+    assert main(["start", "01", "--into", str(wanted)]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert f"dtlab start: the notebooks cannot be copied into {wanted}/my: " in error
+    assert error.endswith("Name a folder in which you may write: dtlab start 01 --into FOLDER\n")
+    if folder.startswith("file"):
+        assert f"/my: {tmp_path}/file is a file, not a folder" in error
+    assert (tmp_path / "file").read_text() == "what somebody wrote"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
+        (["start", "99", "--into", "nowhere"], 1, "dtlab start: there is no unit '99'."),
         (["reset", "01/ringall"], 1, "dtlab reset: there is no part '01/ringall'. Did you"),
         (["start", "99"], 1, "dtlab start: there is no unit '99'. Units: 00_one_gpu_is"),
         (["start", "01_ranks"], 1, "dtlab start: there is no unit '01_ranks'."),
@@ -546,6 +653,7 @@ def test_a_command_that_cannot_be_done_says_why(
     assert main(arguments) == status
     assert words in capsys.readouterr().err
     assert not (course.root / "my").exists()
+    assert not (course.root / "nowhere").exists()
 
 
 def test_without_a_command_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

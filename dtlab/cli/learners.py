@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dtlab.errors import DtlabError
+
+if TYPE_CHECKING:
+    from dtlab.grading.course import Course
 
 __all__ = ["add"]
 
@@ -21,7 +27,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "start",
         help="copy a unit into my/, where you work on it",
         description="Copies a unit's lesson and exercises into my/. Git ignores this folder, so "
-        "git pull does not conflict with your answers. Existing files are never overwritten.",
+        "git pull does not conflict with your answers. Existing files are never overwritten. In a "
+        "clone, my/ is always the clone's own, whatever the current folder is; --into takes "
+        "another place.",
     )
     start.add_argument("unit", help='number of the unit, such as "01"; or "gpu_lab"')
     start.add_argument(
@@ -29,6 +37,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="store_true",
         help="after git pull: update the notebooks and keep your answers in the exercises; the "
         "old notebook is kept as a backup",
+    )
+    start.add_argument(
+        "--into",
+        type=Path,
+        metavar="FOLDER",
+        help="make my/ in this folder, which is created if there is none; type later commands "
+        "(start, lab, progress, reset) in it, so that they find your copies",
     )
     start.set_defaults(run=_start)
 
@@ -66,11 +81,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _start(options: argparse.Namespace) -> None:
     from dtlab.grading.course import Course
-    from dtlab.grading.workbook import start
 
-    course = Course.find()
-    unit = course.unit_or_lab(options.unit)
-    for line in start(course, unit, renew=options.renew):
+    found = Course.find()
+    unit = found.unit_or_lab(options.unit)
+    course = found if options.into is None else found.moved(options.into)
+    for line in _copied(course, unit, renew=options.renew):
+        print(line)
+    for line in _place(course, found, unit):
         print(line)
     if options.renew:
         print(f"If an updated notebook is {_RELOAD}")
@@ -80,6 +97,54 @@ def _start(options: argparse.Namespace) -> None:
         print(f"Begin with {course.shown(course.own(first))}{ending}")
 
 
+def _copied(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
+    """Copies a unit to my/. Raises `DtlabError` if my/ cannot be made or written."""
+    from dtlab.grading.workbook import start
+
+    my = course.root / "my"
+    try:
+        my.mkdir(parents=True, exist_ok=True)
+        yield from start(course, unit, renew=renew)
+    except OSError as error:
+        reason = f"{error.strerror} ({error.filename})" if error.filename else str(error)
+        for folder in (my, *my.parents):
+            if folder.exists() and not folder.is_dir():
+                reason = f"{folder} is a file, not a folder"
+        raise DtlabError(
+            f"the notebooks cannot be copied into {my}: {reason}. Name a folder in which you may "
+            f"write: dtlab start {_short(unit)} --into FOLDER"
+        ) from error
+
+
+def _short(unit: str) -> str:
+    """Returns what a learner types for a unit: its number, or the name of a lab."""
+    return unit[:2] if unit[0].isdigit() else unit
+
+
+def _place(course: Course, found: Course, unit: str) -> Iterator[str]:
+    """Yields where the copies are, and how later commands find them, unless the learner is there.
+
+    `found` is the course that commands find from the current folder.
+    """
+    number, my = _short(unit), course.root / "my"
+    if course.root == found.root:
+        if Path.cwd() != course.root and not Path.cwd().is_relative_to(my):
+            yield f"These copies are in {my}, not in the folder where you are."
+            yield f"For another place: dtlab start {number} --into FOLDER"
+        return
+    used = [notebook for notebook in found.handed_out(unit) if found.in_use(notebook) != notebook]
+    if used:
+        yield f"Your earlier copies in {found.root / 'my'} are unchanged; answers stay there."
+    inside = Path.cwd().is_relative_to(course.root)
+    go = "" if inside else f"cd {shlex.quote(str(course.root))} && "
+    yield f"These copies are in {my}. To open them: {go}dtlab lab {number}"
+    if not inside:
+        yield (
+            f"Type other dtlab commands (start, progress, reset) in {course.root} too: where you "
+            f"are now, they use {found.root / 'my'}."
+        )
+
+
 # Settings for a learner's JupyterLab: it does not ask whether to fetch news of Jupyter, and has
 # no panel Create Assignment. An instructor's `jupyter lab` is not changed.
 _JUPYTER_SETTINGS = Path(__file__).parent
@@ -87,7 +152,6 @@ _JUPYTER_SETTINGS = Path(__file__).parent
 
 def _lab(options: argparse.Namespace) -> None:
     from dtlab.grading.course import Course
-    from dtlab.grading.workbook import start
 
     if importlib.util.find_spec("jupyterlab") is None:
         raise DtlabError(
@@ -96,7 +160,7 @@ def _lab(options: argparse.Namespace) -> None:
         )
     course = Course.find()
     unit = course.unit_or_lab(options.unit)
-    for _ in start(course, unit):
+    for _ in _copied(course, unit):
         pass
     lesson = course.in_use(next(course.handed_out(unit), Path("notebooks") / f"{unit}.ipynb"))
     environment = dict(os.environ)

@@ -7,7 +7,8 @@ my/notebooks/01_name.ipynb             the learner's own copies, which git ignor
 my/exercises/01_name/01_level_1.ipynb  named by unit: tabs in JupyterLab show no folder
 
 In a clone, my/ is beside notebooks/ and exercises/. A dtlab that was installed from a wheel brings
-those two along, and my/ is in the folder where the learner works.
+those two along, and my/ is in the folder where the learner works. `dtlab start --into FOLDER`
+makes my/ in FOLDER.
 """
 
 from __future__ import annotations
@@ -19,11 +20,19 @@ from pathlib import Path
 from dtlab.errors import DtlabError
 from dtlab.grading.parts import Part
 
-__all__ = ["REPOSITORY", "SEQUEL", "Course", "level_file"]
+__all__ = ["CARD", "REPOSITORY", "SEQUEL", "Course", "level_file"]
 
 REPOSITORY = Path(__file__).resolve().parents[2]  # unless dtlab was installed from a wheel
 INSTALLED = Path(__file__).resolve().parents[1] / "course"  # the course in a wheel
 SEQUEL = "_more"  # ends the name of a lesson's sequel, which is optional
+
+
+CARD = Path("docs/reference_card.md")
+_COPIES = ("my/*/[0-9][0-9]_*", f"my/{CARD}")  # what a folder has where work was begun
+
+
+def _is_clone(folder: Path) -> bool:
+    return (folder / "nbgrader_config.py").is_file() and (folder / "exercises").is_dir()
 
 
 def level_file(unit: str, level: int | str) -> str:
@@ -50,22 +59,31 @@ class Course:
     def find(cls) -> Course:
         """Finds the course that contains the working folder, or else the one of this dtlab.
 
-        With an installed course, the learner's folder is the nearest one that has my/, or else
-        the working folder. Raises `DtlabError` if there is no course.
+        The learner's folder is the nearest one, from the working folder upwards, that is a clone
+        or has copies in my/. If there is none, it is the clone of this dtlab or, with an installed
+        course, the working folder. Raises `DtlabError` if there is no course.
         """
         here = Path.cwd()
         folders = (here, *here.parents)
         clones = folders if INSTALLED.is_dir() else (*folders, REPOSITORY)
-        for folder in clones:
-            if (folder / "nbgrader_config.py").is_file() and (folder / "exercises").is_dir():
-                return cls(folder)
-        if INSTALLED.is_dir():
-            begun = (each for each in folders if any(each.glob("my/*/[0-9][0-9]_*")))
-            return cls(next(begun, here), INSTALLED)
-        raise DtlabError(
-            f"{here} is not in a dtlab course: no folder above it has nbgrader_config.py and "
-            "exercises/. Go to the folder that you cloned, and try again."
-        )
+        clone = next(filter(_is_clone, clones), None)
+        if clone is None and not INSTALLED.is_dir():
+            raise DtlabError(
+                f"{here} is not in a dtlab course: no folder above it has nbgrader_config.py and "
+                "exercises/. Go to the folder that you cloned, and try again."
+            )
+        for folder in folders:
+            if folder == clone:
+                break
+            if any(any(folder.glob(copies)) for copies in _COPIES):
+                return cls(folder, clone or INSTALLED)
+        return cls(clone) if clone else cls(here, INSTALLED)
+
+    def moved(self, folder: Path) -> Course:
+        """Returns the same course with the learner's folder `folder`, in which my/ is."""
+        folder = folder.expanduser().resolve()
+        folder = folder.parent if folder.name == "my" else folder
+        return Course(folder, None if _is_clone(folder) else self.material)
 
     def units(self) -> list[str]:
         """Returns the names of all units, "00_one_gpu_is_not_enough" first."""

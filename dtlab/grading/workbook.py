@@ -13,13 +13,12 @@ import nbformat
 from nbformat import NotebookNode
 
 from dtlab.errors import DtlabError
-from dtlab.grading.course import Course, level_file
+from dtlab.grading.course import CARD, Course, level_file
 from dtlab.grading.parts import Part
 
 __all__ = ["reset", "start"]
 
 _LEVEL_LINK = re.compile(r"\]\(([^()\s]*/)?level-(\d)\.ipynb")
-_CARD = Path("docs/reference_card.md")
 MAKE_A_COPY = re.compile(r"^To keep your answers apart from .*?\n\n", re.DOTALL | re.MULTILINE)
 
 
@@ -43,7 +42,7 @@ def start(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
             yield f"{shown}   {_renew(source, old, target)}"
         else:
             yield f"{course.shown(found)}   kept; the course has a newer one (see --renew)"
-    card, copy = course.material / _CARD, Path("my") / _CARD
+    card, copy = course.material / CARD, Path("my") / CARD
     if card.is_file() and not (course.root / copy).exists():
         (course.root / copy).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(card, course.root / copy)
