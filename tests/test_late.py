@@ -305,3 +305,19 @@ def test_settings_that_make_no_sense_stop_it_before_it_begins(
         assert main(["grade", NAME, "--course", str(group.folder)]) == 1
         assert told in capsys.readouterr().err
     assert kept.tasks == []
+
+
+@pytest.mark.slow
+def test_a_time_that_cannot_be_read_takes_nothing_off(group: Class) -> None:
+    """Not even when an earlier submission was late; other zones are converted."""
+    group = set_up(group, RULES)
+    group.grade()
+    assert penalties(group)["cyd"] == 1.2
+    group.hand_in("cyd", when="01/02/2027 18:30")
+    group.hand_in("bob", when="2026-12-01 19:30:00 +0100")  # 18:30 UTC, late
+    outcome = group.grade()["cyd"]
+    assert penalties(group) == {"ada": None, "bob": 0.6, "cyd": None}
+    assert outcome.record is not None
+    assert "day and month may be either" in outcome.record.notes["01_level_1"][0]
+    stored = [group.autograded(name).with_name("timestamp.txt") for name in ("bob", "cyd")]
+    assert [path.read_text() for path in stored] == ["2026-12-01 18:30:00.000000 UTC", ""]

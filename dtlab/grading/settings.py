@@ -14,15 +14,18 @@ Settings below the call of `configure` override it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jupyter_core.paths import jupyter_config_path
+from nbgrader import coursedir
 from nbgrader.converters import Autograde, GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import ClearSolutions, Execute
@@ -30,6 +33,7 @@ from traitlets.config import Config, PyFileConfigLoader
 
 from dtlab.errors import DtlabError
 from dtlab.grading import harmless, late, plugins
+from dtlab.grading.classroom import times
 
 __all__ = ["CONFIG", "begin_course", "configure", "course_directory", "course_folder"]
 
@@ -81,6 +85,7 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
     c.HTMLExporter.preprocessors = [harmless.Harmless]
     c.HTMLExporter.filters = {"markdown2html": harmless.markdown_to_html}
     _escape_names_in_formgrader()
+    coursedir.parse_utc = _time_or_none  # nbgrader (0.9.6) takes "+0100" for 100 seconds
     c.ZipCollectApp.collector_plugin = "dtlab.grading.classroom.intake.PlatformNames"
     c.AssignLatePenalties.plugin_class = late.LateRules  # by default without deductions
     # For `nbgrader validate`, which runs a notebook in a kernel; the first launch loads torch.
@@ -94,6 +99,13 @@ def _escape_names_in_formgrader() -> None:
         from nbgrader.server_extensions.formgrader import formgrader
 
         formgrader.Environment = partial(Environment, autoescape=True)
+
+
+def _time_or_none(text: str) -> datetime | None:
+    """Replaces nbgrader's reading of timestamp.txt; None for a time that cannot be read."""
+    with contextlib.suppress(ValueError, OverflowError):
+        return times.moment(text).replace(tzinfo=None)
+    return None
 
 
 def course_folder(named: Path | None) -> Path:

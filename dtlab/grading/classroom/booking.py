@@ -36,6 +36,8 @@ from dtlab.grading.settings import CONFIG
 
 __all__ = ["Books"]
 
+_TIME = "timestamp.txt"  # nbgrader's file with the time of a submission
+
 
 class Books:
     """The gradebook, and the folder autograded/, of one assignment."""
@@ -196,7 +198,10 @@ class _Clerk(Autograde):  # type: ignore[misc]
 
     def init_assignment(self, assignment_id: str, student_id: str) -> None:
         """Adds student and submission to the gradebook; copies the files beside the notebooks."""
-        when = {"timestamp": self._handed_at.replace(tzinfo=None)} if self._handed_at else {}
+        stored = (self._submission.folder / _TIME).is_file()
+        naive = self._handed_at.replace(tzinfo=None) if self._handed_at else None
+        # An unreadable time replaces that of an earlier submission, so that nothing is deducted.
+        when = {"timestamp": naive} if stored or naive else {}
         with Gradebook(self.coursedir.db_url, self.coursedir.course_id) as gradebook:
             if self.create_student:
                 gradebook.update_or_create_student(student_id)
@@ -205,6 +210,9 @@ class _Clerk(Autograde):  # type: ignore[misc]
         folder.mkdir(parents=True, exist_ok=True)
         for path in self._submission.beside(self.coursedir.max_file_size * 1000):
             _copy(self._submission.folder / path, folder / path)
+        if stored:  # in nbgrader's form, since its own commands read other forms wrongly
+            (folder / _TIME).unlink(missing_ok=True)
+            (folder / _TIME).write_text(f"{naive:%Y-%m-%d %H:%M:%S.%f} UTC" if naive else "")
         source = self.coursedir.format_path(self.coursedir.source_directory, ".", assignment_id)
         learners = self.exclude_overwriting.get(assignment_id, [])
         excluded = {os.path.join(source, name) for name in learners}

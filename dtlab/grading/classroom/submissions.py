@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import os
@@ -11,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from glob import escape, glob
@@ -20,9 +21,9 @@ from pathlib import Path, PurePosixPath
 import nbformat
 from nbformat import NotebookNode
 from nbgrader.coursedir import CourseDirectory
-from nbgrader.utils import parse_utc
 
 from dtlab.errors import DtlabError
+from dtlab.grading.classroom.times import moment
 from dtlab.grading.classroom.verdicts import digest
 from dtlab.grading.judging.judge import part_of
 from dtlab.grading.mending.mend import mend
@@ -32,6 +33,7 @@ __all__ = ["Assignment", "Files", "Handed", "Submission", "handed_in"]
 MOST_BYTES = 200_000_001  # of one notebook: the repair reports a longer notebook as too large
 _MOST_MEMBERS = 1000  # of a zip archive
 _UNIT = re.compile(r"^\d\d-(?=level-)")  # in a normalized name
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as some consoles store text
 STAMP = re.compile(rb'"dtlab"\s*+:\s*+\{\s*+"version"\s*+:\s*+"([\w.+!-]{1,40})"')
 
 
@@ -325,7 +327,11 @@ def _handed_at(path: Path) -> tuple[datetime | None, str]:
     if data is None or not data.strip():
         return None, ""
     try:
-        moment = parse_utc(data[:200].decode().strip())
-        return moment.replace(tzinfo=UTC), ""
-    except (ValueError, OverflowError, TypeError, AttributeError):
-        return None, "timestamp.txt has no readable time, so the submission counts as not late."
+        text = data[:1000].decode("utf-16" if data[:2] in UTF_16 else "utf-8-sig")
+        return moment(text), ""
+    except (ValueError, OverflowError) as error:
+        reason = "" if isinstance(error, UnicodeError | OverflowError) else f": {error}"
+    return None, (
+        f"timestamp.txt has no readable time{reason}. So the submission counts as not late. If "
+        'you know the time, write it there as "2027-02-01 18:30:00 +0100", and grade again.'
+    )
