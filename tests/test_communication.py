@@ -80,6 +80,21 @@ def test_two_levels() -> None:
     assert predict.hierarchical_all_reduce_seconds(size, one_node) == ring
 
 
+@pytest.mark.parametrize(
+    ("gpus", "flat", "a_ring_each"),
+    [(4, 4.2, 1.05), (8, 5.87, 0.73)],  # in lesson 9: two nodes of four
+)
+def test_two_levels_gain_little_beside_a_ring_over_each_adapter(
+    gpus: int, flat: float, a_ring_each: float
+) -> None:
+    cluster, size = Cluster(2, gpus, Link(0, 450 * GB), Link(0, 50 * GB)), 100 * GB
+    both = predict.hierarchical_all_reduce_seconds(size, cluster)
+    one_ring = predict.flat_ring_all_reduce_seconds(size, cluster)
+    rings = predict.ring_all_reduce_seconds(size / gpus, 2 * gpus, cluster.inter)
+    assert one_ring / both == pytest.approx(flat, rel=0.01)
+    assert rings / both == pytest.approx(a_ring_each, rel=0.01)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize(
     "name",
