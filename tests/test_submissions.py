@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from nbformat.v4 import new_notebook
 
 from dtlab.errors import DtlabError
 from dtlab.grading.classroom.submissions import Assignment, Files, Submission
+from tests.handed_in import RELEASED, Tree, at, data, tree, work
 
 ASSIGNMENT = Assignment("week-1", {"level-1": new_notebook(), "level-2": new_notebook()})
 TEXT = b'{"cells": []}'
@@ -19,10 +21,10 @@ TEXT = b'{"cells": []}'
 def files(tmp_path: Path, **contents: bytes) -> Files:
     """What is found of files by path, in a student's folder."""
     folder = tmp_path / "submitted" / "ada" / "week-1"
-    for name, data in contents.items():
+    for name, content in contents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+        path.write_bytes(content)
     return Submission("ada", folder).files(ASSIGNMENT)
 
 
@@ -131,3 +133,129 @@ def test_a_link_to_another_learners_work_is_refused(tmp_path: Path, which: str) 
         (eve / "week-1").symlink_to("../ada/week-1")
     with pytest.raises(DtlabError, match="is a link to .*ada.*another student's work"):
         Submission("eve", eve / "week-1").files(ASSIGNMENT)
+
+
+# Notebooks that are recognised by their cells ---------------------------------------------------
+
+REAL = Assignment("week-1", {"01_level_1": RELEASED["level-1"], "01_level_2": RELEASED["level-2"]})
+WORK = data(work())  # of level 2
+
+
+def taken(tmp_path: Path, **contents: bytes) -> tuple[dict[str, bytes | None], tuple[str, ...]]:
+    """The notebooks that are found, and the notes on level 2."""
+    for name, content in contents.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    read = Submission("ada", tmp_path).files(REAL)
+    return dict(read.notebooks), read.notes["01_level_2"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ABC 01_level_2.ipynb", "abgabe.ipynb", "Untitled7.IPYNB", "hw/final_FINAL.ipynb",
+     "01_level_2.ipynb.txt", "01_level_2.ipynb.json", "solution.json", "notebook", "x.txt",
+     "级别二.ipynb"],
+)  # fmt: skip
+def test_a_lone_notebook_is_taken_whatever_its_name(tmp_path: Path, name: str) -> None:
+    found, notes = taken(tmp_path, **{name: WORK, "data.csv": b"1,2"})
+    assert found == {"01_level_1": None, "01_level_2": WORK}
+    assert notes == (f"{name} was used as 01_level_2.ipynb, which is missing.",)
+
+
+def tarred(name: str, content: bytes, kind: str) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode=f"w{kind}") as archive:  # type: ignore[call-overload]
+        member = tarfile.TarInfo(name)
+        member.size = len(content)
+        archive.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("work.zip", archive(**{"week-1\\my\\solution.ipynb": WORK})),
+        ("work.zip", archive(**{"__MACOSX/._a.ipynb": b"\0\5", "a.ipynb": WORK})),
+        ("work.zip", archive(**{"__MACOSX\\._a.ipynb": b"\0\5", "w\\a.ipynb.txt": WORK})),
+        ("work.zip", archive(**{"inner.zip": archive(**{"b/c.ipynb": WORK})})),
+        ("upload", archive(**{"a.json": WORK})),  # without an ending
+        ("work.tar.gz", tarred("week-1/a.ipynb", WORK, ":gz")),
+        ("work.tar", tarred("./a.ipynb", WORK, "")),
+    ],
+    ids=["backslashes", "macosx", "both", "nested", "no ending", "tar.gz", "tar"],
+)
+def test_a_lone_notebook_is_found_in_any_archive(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    found, notes = taken(tmp_path, **{name: content})
+    assert found == {"01_level_1": None, "01_level_2": WORK}
+    assert notes[0].startswith(f"{name}/")
+
+
+def without_checks(notebook: Tree) -> Tree:
+    kept = [cell for cell in notebook["cells"] if not str(cell.get("id")).endswith("-check")]
+    return notebook | {"cells": kept}
+
+
+def bare(notebook: Tree) -> Tree:
+    """As a program saves it that knows neither ids nor nbgrader."""
+    for cell in notebook["cells"]:
+        cell.pop("id", None)
+        cell["metadata"] = {}
+    return notebook
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        data(without_checks(work())),
+        data(bare(work())),
+        data(bare(without_checks(work()))),
+        WORK[: len(WORK) // 2],
+        WORK.decode().encode("utf-16"),
+        b"\xef\xbb\xbf" + WORK,
+    ],
+    ids=["no checks", "no ids", "answers only", "cut off", "utf-16", "byte order mark"],
+)
+def test_some_of_its_cells_are_enough(tmp_path: Path, content: bytes) -> None:
+    assert taken(tmp_path, **{"my work.ipynb": content})[0]["01_level_2"] == content
+
+
+def test_cells_count_more_than_a_name_that_is_wrong(tmp_path: Path) -> None:
+    level_1 = data(tree(RELEASED["level-1"]))
+    swapped = {"01_level_1.ipynb": WORK, "01_level_2.ipynb": level_1}
+    found, (note,) = taken(tmp_path, **swapped)
+    assert found == {"01_level_1": level_1, "01_level_2": WORK}
+    assert note == (
+        "01_level_1.ipynb was used as 01_level_2.ipynb, which has the cells of another notebook."
+    )
+
+
+def test_of_two_different_notebooks_neither_is_taken_and_both_are_named(tmp_path: Path) -> None:
+    other = work()
+    at(other, "reduce_scatter")["source"] = "pass"
+    copies = {"a.ipynb": WORK, "b.ipynb": WORK}
+    assert taken(tmp_path, **copies)[0]["01_level_2"] == WORK
+    found, (note,) = taken(tmp_path, **copies, **{"c.ipynb": data(other)})
+    assert found["01_level_2"] is None
+    assert "among the submitted files: a.ipynb, b.ipynb, c.ipynb." in note
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("lesson.ipynb", data(bare(tree(RELEASED["level-3"])))),  # of other parts
+        ("notes.txt", b'I wrote dtlab.check("01/reduce_scatter", f) in a "cell".'),
+        ("package.json", b'{"name": "01_level_2", "id": "reduce_scatter"}'),
+    ],
+)
+def test_no_other_file_is_taken_for_a_notebook(tmp_path: Path, name: str, content: bytes) -> None:
+    found, (note,) = taken(tmp_path, **{name: content})
+    assert found == {"01_level_1": None, "01_level_2": None}
+    assert note.startswith(f"There is no 01_level_2.ipynb among the submitted files: {name}.")
+
+
+def test_an_archive_that_is_not_opened_is_named(tmp_path: Path) -> None:
+    notes = taken(tmp_path, **{"work.rar": b"Rar!\x1a\x07"})[1]
+    assert notes[1] == "work.rar: this kind of archive is not opened. Unpack it, or get a zip."

@@ -25,8 +25,11 @@ __all__ = ["PlatformNames"]
 
 _MOODLE = re.compile(r"(?P<name>[^_]+)_(?P<number>\d+)_assignsubmission_(?:file|onlinetext)_?")
 _CANVAS = re.compile(
-    r"(?P<name>[^_]+)_(?:LATE_)?(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)\.ipynb"
+    r"(?P<name>[^_]+)_(?:LATE_)?(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+?)"
+    r"(?P<ending>(?:\.ipynb)?\.\w{1,5})"
 )
+# Endings that browsers put on notebooks, and archives; `dtlab grade` looks for notebooks in them.
+_ALSO = (".json", ".txt", ".zip", ".tar", ".gz", ".tgz")
 _RENAMED = re.compile(r"(level[-_]\d)-\d+")  # Canvas numbers repeated submissions
 
 
@@ -37,9 +40,10 @@ class PlatformNames(FileNameCollectorPlugin):  # type: ignore[misc]
     """
 
     def collect(self, submitted_file: str) -> dict[str, str] | None:
-        """Returns the student and the notebook of a file; None if it is not a notebook."""
+        """Returns the student and the notebook of a file; None if it cannot be a notebook."""
         path = Path(submitted_file)
-        if path.suffix not in self.valid_ext:
+        known = self.valid_ext if self.named_regexp else (*self.valid_ext, *_ALSO)
+        if path.suffix.lower() not in known:
             return None
         if self.named_regexp:
             result: dict[str, str] | None = super().collect(submitted_file)
@@ -51,7 +55,7 @@ class PlatformNames(FileNameCollectorPlugin):  # type: ignore[misc]
         if canvas := _CANVAS.fullmatch(path.name):
             student = self._by_number(canvas["user"], canvas["name"])
             name = _RENAMED.sub(r"\1", canvas["file"])
-            return {"student_id": student, "file_id": f"{name}.ipynb"}
+            return {"student_id": student, "file_id": f"{name}{canvas['ending']}"}
         self.log.warning(
             "%s is named neither as Moodle nor as Canvas name files; set "
             "c.FileNameCollectorPlugin.named_regexp for another platform", path.name,

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import codecs
-import io
 import json
 import os
 import re
 import stat
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import cached_property, partial
+from functools import cached_property
 from glob import escape, glob
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 from nbgrader.coursedir import CourseDirectory
 
 from dtlab.errors import DtlabError
+from dtlab.grading.classroom.files import chosen, found, plain_bytes
 from dtlab.grading.classroom.times import moment
 from dtlab.grading.classroom.verdicts import digest
 from dtlab.grading.judging.judge import part_of
@@ -30,9 +28,6 @@ from dtlab.grading.mending.mend import mend
 
 __all__ = ["Assignment", "Files", "Handed", "Submission", "handed_in"]
 
-MOST_BYTES = 200_000_001  # of one notebook: the repair reports a longer notebook as too large
-_MOST_MEMBERS = 1000  # of a zip archive
-_UNIT = re.compile(r"^\d\d-(?=level-)")  # in a normalized name
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as some consoles store text
 STAMP = re.compile(rb'"dtlab"\s*+:\s*+\{\s*+"version"\s*+:\s*+"([\w.+!-]{1,40})"')
 
@@ -128,20 +123,18 @@ class Submission:
     def files(self, assignment: Assignment) -> Files:
         """Reads the bytes of each notebook of the assignment.
 
-        A notebook may also be in a subfolder or a zip archive, or have a similar name. Raises
+        A notebook may also be in a subfolder or an archive, or have another name. Raises
         `DtlabError` if the submission is a symbolic link.
         """
         self._refuse_links()
-        files = list(_found(self.folder))
         notebooks: dict[str, bytes | None] = {}
         notes: dict[str, tuple[str, ...]] = {}
         handed_at, trouble = _handed_at(self.folder / "timestamp.txt")
-        for name in assignment.notebooks:
-            taken = _meant(name, files, [*assignment.notebooks])
-            notebooks[name] = taken.read() if taken else None
-            notes[name] = tuple(_oddities(name, taken, notebooks[name]))
-            if taken is None and files:
-                notes[name] += (_not_taken(name, files),)
+        for name, (file, remarks) in chosen(found(self.folder), assignment.notebooks).items():
+            data = notebooks[name] = file.read() if file else None
+            if file and data is None:
+                remarks = (f"{file.path} is a link or cannot be read, and was left out.",)
+            notes[name] = (*remarks, *_other_versions(data or b""))
         if trouble and notes:
             notes[next(iter(notes))] += (trouble,)
         pieces = [piece for name, data in notebooks.items() for piece in (name, data)]
@@ -206,110 +199,6 @@ def handed_in(directory: CourseDirectory, assignment: str, students: str) -> lis
     return [Submission(name, folders[name]) for name in wanted]
 
 
-@dataclass(frozen=True)
-class _File:
-    """A submitted notebook: its path below the submission, and a function that reads it."""
-
-    path: str
-    read: Callable[[], bytes | None]
-
-    @property
-    def name(self) -> str:
-        """The name without folders and suffix."""
-        return PurePosixPath(self.path).stem
-
-
-def _found(folder: Path) -> Iterator[_File]:
-    """Yields all notebooks: those in the folder, then in subfolders, then in zip archives."""
-    archives = []
-    for place, inner, names in os.walk(folder):
-        inner[:] = sorted(name for name in inner if not name.startswith((".", "__")))
-        for name in sorted(names):
-            path = Path(place, name)
-            if path.suffix == ".ipynb":
-                yield _File(path.relative_to(folder).as_posix(), partial(_bytes, path))
-            elif path.suffix == ".zip":
-                archives.append(path)
-    for path in archives:
-        yield from _in_archive(path, path.relative_to(folder).as_posix())
-
-
-def _in_archive(path: Path, name: str) -> Iterator[_File]:
-    """Yields the notebooks in a zip archive; none if the archive cannot be read."""
-    data = _bytes(path)
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(data or b""))
-    except (zipfile.BadZipFile, OSError, ValueError):
-        return
-    for member in archive.infolist()[:_MOST_MEMBERS]:
-        hidden = any(part.startswith((".", "__")) for part in PurePosixPath(member.filename).parts)
-        if member.filename.endswith(".ipynb") and not hidden:
-            yield _File(f"{name}/{member.filename}", partial(_member, archive, member))
-
-
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes | None:
-    try:
-        with archive.open(member) as file:
-            return file.read(MOST_BYTES)
-    except (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, OSError):
-        return None  # damaged, or encrypted
-
-
-def _meant(name: str, files: Sequence[_File], others: Sequence[str]) -> _File | None:
-    """Returns the file with this name; else the only one with a similar name; else None."""
-    exact = [file for file in files if file.name == name]
-    if exact:
-        return exact[0]
-    strangers = [(file, _plain(file.name)) for file in files if file.name not in others]
-    plain = _plain(name)
-    level = _UNIT.sub("", plain)
-    candidates = [
-        [file for file, other in strangers if other == plain],
-        [file for file, other in strangers if other.startswith(plain)],
-    ]
-    # Notebooks were called level-2.ipynb before their names had the unit.
-    if level != plain and sum(_plain(other).endswith(level) for other in others) == 1:
-        candidates.append([file for file, other in strangers if other.startswith(level)])
-    elif level == plain:
-        candidates.append(
-            [file for file, other in strangers if _UNIT.sub("", other).startswith(level)]
-        )
-    return next((files[0] for files in candidates if len(files) == 1), None)
-
-
-def _plain(name: str) -> str:
-    """Normalizes a name: "Level_2" and "level 2" both become "level-2"."""
-    return re.sub(r"[\W_]+", "-", name.casefold())
-
-
-def _not_taken(name: str, files: Sequence[_File]) -> str:
-    paths = ", ".join(file.path for file in files[:5]) + ", ..." * (len(files) > 5)
-    return (
-        f"There is no {name}.ipynb among the submitted files: {paths}. If one of these is meant, "
-        "rename it, and grade again."
-    )
-
-
-def _bytes(path: Path) -> bytes | None:
-    """Reads a regular file; None if it cannot be read. Refuses links, and pipes that may block."""
-    try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            return None
-        with path.open("rb") as file:
-            return file.read(MOST_BYTES)
-    except OSError:
-        return None
-
-
-def _oddities(name: str, taken: _File | None, data: bytes | None) -> Iterator[str]:
-    if taken and data is None:
-        yield f"{taken.path} is a link or cannot be read, and was left out."
-    elif taken and taken.path != f"{name}.ipynb":
-        yield f"{taken.path} was used as {name}.ipynb, which is missing."
-    if data is not None:
-        yield from _other_versions(data)
-
-
 def _other_versions(data: bytes) -> Iterator[str]:
     """Yields a note if the notebook was made with a different version of dtlab."""
     from importlib.metadata import version
@@ -323,7 +212,7 @@ def _other_versions(data: bytes) -> Iterator[str]:
 
 def _handed_at(path: Path) -> tuple[datetime | None, str]:
     """Reads the time of submission that nbgrader stored; returns it, and what is wrong with it."""
-    data = _bytes(path)
+    data = plain_bytes(path)
     if data is None or not data.strip():
         return None, ""
     try:
