@@ -501,7 +501,7 @@ def test_what_takes_long_says_so(
     told = threading.Event()
     read = Trace.from_chrome
     monkeypatch.setattr("builtins.print", lambda *args, **_: told.set())
-    monkeypatch.setattr(Trace, "from_chrome", lambda files: told.wait(10) and read(files))
+    monkeypatch.setattr(Trace, "from_chrome", lambda files, **_: told.wait(10) and read(files))
     assert main(["analyze", str(file)]) == 0
     assert told.is_set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import threading
 import warnings
@@ -30,6 +31,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     analyze.add_argument("traces", nargs="+", type=Path, metavar="TRACE",
                          help="a file, .json or .json.gz, or a folder of such files")  # fmt: skip
+    analyze.add_argument("--ranks", metavar="R,R", help="the ranks of the files in this order, if "
+                         "the files do not name them: 0,1,2 or 0-2")  # fmt: skip
+    analyze.add_argument("--comm", action="append", default=[], metavar="PATTERN",
+                         help="a regular expression for the names of kernels that communicate, "
+                         "beside those of NCCL and other libraries; may be repeated")  # fmt: skip
     analyze.add_argument(
         "--json", action="store_true", help="print JSON, with units in the names of keys"
     )
@@ -39,31 +45,38 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _analyze(options: argparse.Namespace) -> None:
     from dtlab.trace import Trace
     from dtlab.trace.diagnosis import diagnose
+    from dtlab.trace.reading.files import files_in
 
-    files = list(_files(options.traces))
+    files = [file for path in options.traces for file in files_in(path)]
     size = sum(file.stat().st_size for file in files if file.is_file())
     reading = f"Reading {len(files)} file{'s' * (len(files) > 1)}, {size / 1e6:.0f} MB"
+    traces = _with_ranks(files, options.ranks) if options.ranks else options.traces
     with _patience(reading), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the diagnosis says which ranks are missing
-        trace = Trace.from_chrome(files)
+        warnings.simplefilter("ignore")  # the diagnosis has them as notes
+        trace = Trace.from_chrome(traces, comm=options.comm)
     with _patience(f"Analyzing {len(trace.events):,} events"):
         try:
             diagnosis = diagnose(trace)
         except ValueError as error:
-            raise DtlabError(f"{', '.join(map(str, files))}: {error}") from error
+            names = ", ".join(map(str, options.traces))
+            raise DtlabError(" ".join([f"{names}: {error}", *trace.notes])) from error
     print(diagnosis.as_json() if options.json else diagnosis)
 
 
-def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    """The files, and the traces in folders."""
-    for path in paths:
-        if not path.is_dir():
-            yield path
-            continue
-        inside = sorted(each for each in path.iterdir() if each.name.endswith((".json", ".gz")))
-        if not inside:
-            raise DtlabError(f"{path} has no files .json or .json.gz.")
-        yield from inside
+def _with_ranks(files: Sequence[Path], written: str) -> dict[int, Path]:
+    """The file of each rank; `written` is "0,1,2" or "0-2", in the order of the files."""
+    ranks: list[int] = []
+    for each in written.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:-(\d{1,6}))?\s*", each)
+        if match is None:
+            raise DtlabError(f"--ranks {written}: {each!r} is no rank. Write 0,1,2 or 0-2.")
+        ranks += range(int(match[1]), int(match[2] or match[1]) + 1)
+    if len(set(ranks)) < len(ranks) or len(ranks) != len(files):
+        raise DtlabError(
+            f"--ranks {written}: give each of the {len(files)} files a rank of its own: "
+            + ", ".join(map(str, files))
+        )
+    return dict(zip(ranks, files, strict=True))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ A `Trace` stores columns of numbers (`columns.py`); `events` presents them as `E
 from __future__ import annotations
 
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -33,8 +34,10 @@ from dtlab.trace.columns import (
     columns_from_events,
 )
 from dtlab.trace.kineto import Part
-from dtlab.trace.profiler import PathType, merge, part_of, parts_of, read
+from dtlab.trace.profiler import merge, part_of, parts_of
 from dtlab.trace.ray_tasks import task_events
+from dtlab.trace.reading.files import File, PathType, read
+from dtlab.trace.reading.kernels import CommKernels
 from dtlab.trace.records import Records, columns_from_records
 from dtlab.trace.spans import SpanSink, set_span_sink, span
 
@@ -78,6 +81,9 @@ class Trace:
     `bytes_wire`. It is known only for the ranks of a grader, which have a separate network, and
     None otherwise. `wire_pairs[source, target]` is the part of `bytes_wire` that one rank sent to
     another; `wire_pairs` is None if unknown. A rank that only receives still sends a few bytes.
+    `notes` say what `from_chrome` could not read or had to leave out. `without_kernels` are the
+    ranks of a job on GPUs whose profiler did not record what ran on them; `incomplete` are those
+    whose file has no end.
     """
 
     def __init__(
@@ -115,13 +121,24 @@ class Trace:
 
     @classmethod
     def from_chrome(
-        cls, paths: PathType | Sequence[PathType] | Mapping[int, PathType]
+        cls,
+        paths: PathType | Sequence[PathType] | Mapping[int, PathType],
+        *,
+        comm: Iterable[str] = (),
     ) -> Trace:
         """Read the files that torch.profiler's `export_chrome_trace` wrote, one per rank.
 
         `paths` is one path, a list, or a dictionary from rank to path for files that do not name
-        their rank; files may be compressed (.json.gz). A file of `to_chrome` is read back as it
+        their rank; files may be compressed (.json.gz). Of a folder, all files are read that are
+        traces, and of several cycles of the profiler one. A file of `to_chrome` is read back as it
         was. Files of GPU jobs and of CPU jobs (NCCL, RCCL, gloo) are accepted.
+
+        Kernels communicate if the profiler recorded their collective, or by their names
+        (`dtlab.trace.reading.kernels.LIBRARIES`): those of NCCL, DeepEP, vLLM, NVSHMEM and others.
+        `comm` has regular expressions for the names of more such kernels, or operators of a CPU.
+
+        An event whose times cannot be read is left out, and an argument that cannot be read is
+        ignored; a warning, and `Trace.notes`, say where it is.
 
         Compute is, on a GPU, each kernel and copy. On a CPU it is each outermost operator and each
         annotation (`record_function`, data loader, optimizer); a wait for communication inside an
@@ -139,15 +156,16 @@ class Trace:
         `dtlab.trace.profiler.clock_offsets`. If a rank is missing, a warning says so, and the
         collectives in which it takes part are not matched.
         Raises: DtlabError if a file is not such a trace, does not say its rank, has the same rank
-        as another, or comes from other steps.
+        as another, several ranks, or comes from other steps.
         """
-        contents = read(paths)
-        if len(contents) == 1 and "dtlab" in contents[0][1]:
-            return cls._of_own(*contents[0])
-        return cls._of_parts(parts_of(contents))
+        kernels = CommKernels(comm)
+        files = read(paths)
+        if len(files) == 1 and "dtlab" in files[0].content:
+            return cls._of_own(files[0])
+        return cls._of_parts(parts_of(files, kernels), kernels)
 
     @classmethod
-    def from_profiler(cls, profiler: Any) -> Trace:
+    def from_profiler(cls, profiler: Any, *, comm: Iterable[str] = ()) -> Trace:
         """Make a trace of a torch.profiler that has stopped, as `from_chrome` does from its file.
 
         On a rank, the trace has the events of this rank only; nothing is sent to other ranks.
@@ -156,7 +174,8 @@ class Trace:
             run = dtlab.launch(step, world_size=4)         # step returns Trace.from_profiler(prof)
             trace = dtlab.Trace.from_profiler(run.values)  # all ranks on one clock
 
-        Without a process group the rank is 0. Of a schedule, the trace has the last cycle.
+        Without a process group the rank is 0. Of a schedule, the trace has the last cycle. `comm`
+        is as in `from_chrome`.
         Raises: DtlabError if the profiler has not run or not stopped, or has recorded nothing.
         """
         if isinstance(profiler, Sequence):
@@ -170,11 +189,16 @@ class Trace:
                     "from_profiler merges a list of the traces that it returned on each rank. "
                     "This list has something else; from_chrome merges files."
                 )
-            return cls._of_parts(parts)
-        part = part_of(profiler)
+            return cls._of_parts(parts, CommKernels())
+        kernels = CommKernels(comm)
+        part = part_of(profiler, kernels)
+        part.notes += kernels.notes()
         trace = cls(part.events, world_size=part.world_size)
         first = min((event.start for event in part.events), default=0.0)
-        trace._part = replace(part, zero=part.zero + round(first * 1e9), events=[])
+        zero = None if part.zero is None else part.zero + round(first * 1e9)
+        trace._part = replace(part, zero=zero, events=[])
+        trace.notes = tuple(part.notes)
+        trace.without_kernels = (part.rank,) * part.lacks_kernels
         return trace
 
     @classmethod
@@ -193,21 +217,33 @@ class Trace:
         return trace
 
     @classmethod
-    def _of_own(cls, name: str, content: Mapping[str, Any]) -> Trace:
+    def _of_own(cls, file: File) -> Trace:
         try:
-            about = content["dtlab"]
-            events = list(events_of(content["traceEvents"]))
+            about = file.content["dtlab"]
+            events, notes = events_of(file.content["traceEvents"], file.label)
             trace = cls(events, world_size=about["world_size"], wire=about["wire"])
             trace.emulated = str(about["emulated"])
             trace.lane_names = tuple(map(str, about.get("lane_names", ())))
+            trace.notes = (*map(str, about.get("notes", ())), *file.notes, *notes)
+            trace.without_kernels = tuple(map(int, about.get("without_kernels", ())))
+            trace.incomplete = tuple(map(int, about.get("incomplete", ())))
+            if file.incomplete:
+                trace.incomplete = tuple(range(trace.world_size))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DtlabError(f"{name} is not as to_chrome writes it: {error!r}.") from None
+            raise DtlabError(f"{file.label} is not as to_chrome writes it: {error!r}.") from None
+        for note in [*file.notes, *notes]:
+            warnings.warn(note, stacklevel=3)
         return trace
 
     @classmethod
-    def _of_parts(cls, parts: Sequence[Part]) -> Trace:
-        events, world_size = merge(parts)
-        return cls(events, world_size=world_size)
+    def _of_parts(cls, parts: Sequence[Part], kernels: CommKernels) -> Trace:
+        parts[0].notes += kernels.notes()
+        events, world_size, notes = merge(parts)
+        trace = cls(events, world_size=world_size)
+        trace.notes = tuple(dict.fromkeys(notes))
+        trace.without_kernels = tuple(sorted(part.rank for part in parts if part.lacks_kernels))
+        trace.incomplete = tuple(sorted(part.rank for part in parts if part.incomplete))
+        return trace
 
     @classmethod
     def from_columns(cls, columns: Columns, *, world_size: int | None = None) -> Trace:
@@ -231,6 +267,9 @@ class Trace:
         self.dropped = dropped
         self.emulated = ""
         self.lane_names: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self.without_kernels: tuple[int, ...] = ()
+        self.incomplete: tuple[int, ...] = ()
         self.hidden_bytes: int | None = None
         self.wire_pairs: dict[tuple[int, int], int] | None = None
         self._part: Part | None = None  # of a profiler's trace of one rank, without its events
@@ -358,6 +397,8 @@ class Trace:
         )
         part = Trace(inside, world_size=self.world_size)
         part.emulated, part.lane_names = self.emulated, self.lane_names
+        part.notes, part.without_kernels = self.notes, self.without_kernels
+        part.incomplete = self.incomplete
         return part
 
     def to_chrome(self, path: str | PathLike[str]) -> None:
@@ -368,7 +409,8 @@ class Trace:
         """
         entries = list(chrome_events(self._columns, self._meetings))
         about = {"world_size": self.world_size, "emulated": self.emulated, "wire": self._wire}
-        about |= {"lane_names": self.lane_names} if self.lane_names else {}
+        for key in ("lane_names", "notes", "without_kernels", "incomplete"):
+            about |= {key: getattr(self, key)} if getattr(self, key) else {}
         content = {"traceEvents": entries, "displayTimeUnit": "ms", "dtlab": about}
         Path(path).write_text(json.dumps(content), encoding="utf-8")
 

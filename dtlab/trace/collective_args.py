@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from dtlab.trace.reading.entries import MOST_ELEMENTS, is_rank
+
 __all__ = ["Groups", "Op", "dtype_of", "elements_of", "is_public", "peer_and_tag", "public_name"]
 
 
@@ -49,6 +51,7 @@ class Groups:
         if not ranks and {"Global rank start", "Global rank stride"} <= args.keys():
             first, stride = int(args["Global rank start"]), int(args["Global rank stride"])
             ranks = tuple(first + stride * place for place in range(size))
+            ranks = ranks if all(map(is_rank, ranks)) else ()
         if not ranks and size == self.world_size:
             ranks = tuple(range(size))
         return name, ranks
@@ -123,7 +126,8 @@ def elements_of(name: str, args: Mapping[str, Any], ops: Sequence[Op], ranks: in
         sizes = (int(args.get(f"{way} msg nelems", 0)) for way in ("In", "Out"))
         known = [size for size in sizes if size]
     else:
-        known = next(filter(None, ([*_numels(op)] for op in ops)), [])
+        every = next(filter(None, ([*_numels(op)] for op in ops)), [])
+        known = [size for size in every if size < MOST_ELEMENTS]
     if len(known) == 1 and name in ("all_gather", "gather", "reduce_scatter", "scatter"):
         return known[0] * ranks
     return max(known, default=0)
@@ -148,7 +152,7 @@ def peer_and_tag(
     if key in args:
         return (int(args[key]),), 0
     written: Iterable[Any] = next((op.args[_INPUTS] for op in ops if _INPUTS in op.args), ())
-    numbers = [int(each) for each in written if re.fullmatch(r"-?\d+", str(each))]
+    numbers = [int(each) for each in written if re.fullmatch(r"-?\d{1,15}", str(each))]
     if len(numbers) == 2 and ranks:  # c10d has the number in the group; without it, any source
         return ranks[numbers[0] : numbers[0] + 1], numbers[1]
     return (), numbers[-1] if numbers else 0

@@ -14,13 +14,13 @@ All limits are shares of the step, so that a slow or busy machine changes no ver
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dtlab.trace.analysis import Meetings, meetings
-from dtlab.trace.columns import COMPUTE, MARK, Columns, Floats, Ints
+from dtlab.trace.columns import Columns, Floats, Ints
 from dtlab.trace.replay import (
     BORDER,
     COMPUTING,
@@ -29,7 +29,6 @@ from dtlab.trace.replay import (
     LAUNCH,
     OTHER,
     Use,
-    is_input,
     replay,
     segments,
     uses,
@@ -38,13 +37,14 @@ from dtlab.trace.report import (
     NAMES,
     Cause,
     Diagnosis,
+    about,
     as_bytes,
-    digits,
     listed,
     named,
     percent,
     secs,
 )
+from dtlab.trace.steps import find_steps, readable_steps
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace
@@ -83,16 +83,19 @@ class _Patient:
         self.there = np.unique(self.columns.rank).tolist()
         self.missing = sorted(set(range(trace.world_size)) - set(self.there))
         self.matches: Meetings = meetings(self.columns)
-        self.marker, borders = _steps(self.columns, self.there)
+        self.marker, borders = find_steps(self.columns, self.there)
         self.borders = borders[:, 1:] if borders.shape[1] > _FEW_STEPS else borders
         steps = self.borders.shape[1] - 1
         self.uses = uses(self.columns, self.matches, self.there, list(self.borders))
         seconds = np.array([use.seconds for use in self.uses])  # rank, step, kind
         self.lengths = seconds.sum(axis=2).mean(axis=0)
-        self.usual = np.arange(steps)  # a hiccup in one step says nothing about the others
-        if steps > _FEW_STEPS:
-            self.usual = np.delete(self.usual, self.lengths.argmax())
-        self.left_out = borders.shape[1] - 1 - len(self.usual)
+        self.per_step, self.a_step = (" per step", "a step") if self.marker else ("", "the time")
+        self.usual, self.lost = readable_steps(self.columns, self.there, self.borders)
+        self.unreadable = steps - len(self.usual)
+        self.left_out = borders.shape[1] - 1 - steps
+        if len(self.usual) > _FEW_STEPS:  # a hiccup in one step says nothing about the others
+            self.usual = np.delete(self.usual, self.lengths[self.usual].argmax())
+            self.left_out += 1
         self.mean = seconds[:, self.usual].mean(axis=1)  # rank, kind
         self.step = float(self.mean.sum(axis=1).mean())
         self.own = seconds[:, self.usual][:, :, OWN].sum(axis=2)  # rank, step
@@ -166,12 +169,13 @@ class _Patient:
             last = max(0.0, self._replayed(*others)[0] - best)
             causes.append(self._cause(kind, saved, last))
         causes.sort(key=lambda cause: (-cause.seconds, -cause.seconds_last))
-        verdict, message, advice = self._verdict(causes, in_turn)
+        unknown = self._unknown()
+        verdict, message, advice = unknown or self._verdict(causes, in_turn)
         return Diagnosis(
             verdict, message, advice,
             tuple(
                 cause
-                for cause in causes
+                for cause in ([] if unknown else causes)
                 if cause.seconds > WORTH_A_LINE * self.step
                 or cause.seconds_last > STANDS_OUT * self.step
             ),
@@ -185,6 +189,41 @@ class _Patient:
 
     # ------------------------------------------------------------------------- words of causes
 
+    def _unknown(self) -> tuple[str, str, tuple[str, ...]] | None:
+        """The verdict if the trace lacks what another one needs."""
+        ranks = self.trace.without_kernels
+        if ranks:
+            one = len(ranks) == 1
+            message = (
+                f"{named(ranks)} use{'s' * one} a GPU, but the trace has no kernels of "
+                f"{'this rank' if one else 'these ranks'}: the profiler recorded the CPU only. "
+                "The times above are those of the CPU, which launches kernels and goes on; they "
+                "do not show what the GPU computes and when it waits."
+            )
+            return "kernels not recorded", message, (
+                "Record the GPU too: torch.profiler.profile(activities=[ProfilerActivity.CPU, "
+                "ProfilerActivity.CUDA]), or ProfilerActivity.XPU on Intel's GPUs.",
+                "If CUDA was among the activities, look for a warning that CUPTI did not start: "
+                "another profiler, such as Nsight or DCGM, may use it. Let the schedule have a "
+                "step of warmup.",
+            )  # fmt: skip
+        ranks = self.trace.incomplete
+        if ranks:
+            message = (
+                f"The end of the file of rank {listed(ranks)} is missing, and with it an unknown "
+                "part of what is in the times above, so no cause is named."
+            )
+            return "file incomplete", message, (
+                "Wait until the rank has written its file, or record the trace again.",
+            )  # fmt: skip
+        if self.lost:
+            message = (
+                f"The times of {self.lost} event{'s' * (self.lost > 1)} cannot be read (see the "
+                "notes). What they took is missing in the times above, so no cause is named."
+            )
+            return "times unreadable", message, ("Record the trace again, or repair the file.",)
+        return None
+
     def _verdict(self, causes: list[Cause], in_turn: float) -> tuple[str, str, tuple[str, ...]]:
         first = max(causes, key=lambda cause: cause.seconds)
         if first.seconds < STANDS_OUT * self.step:
@@ -194,8 +233,8 @@ class _Patient:
         share = self.mean.mean(axis=0) / self.step
         if in_turn >= IN_TURN * self.step:
             message = (
-                f"The ranks wait {secs(in_turn)} per step for each other, but none has more work "
-                "than the others: they are late by turns, or work one after the other."
+                f"The ranks wait {secs(in_turn)}{self.per_step} for each other, but none has more "
+                "work than the others: they are late by turns, or work one after the other."
             )
             return "waiting in turn", message, (
                 "In a pipeline: use more microbatches, so that fewer stages are idle.",
@@ -203,16 +242,16 @@ class _Patient:
             )  # fmt: skip
         if share[OTHER] >= UNMARKED:
             message = (
-                f"{percent(share[OTHER])} of a step is in no span or operator: it is Python code, "
-                "or something else that this trace does not show."
+                f"{percent(share[OTHER])} of {self.a_step} is in no span or operator: it is "
+                "Python code, or something else that this trace does not show."
             )
             return "unmarked", message, (
                 'Mark the parts of a step with dtlab.span: "input", "forward", "backward" and '
                 "\"optimizer\". In a profiler's trace, use torch.profiler.record_function.",
             )  # fmt: skip
         message = (
-            f"The ranks compute in {percent(share[COMPUTING])} of a step. Removing any other "
-            f"cause would save less than {percent(STANDS_OUT)} of it."
+            f"The ranks compute in {percent(share[COMPUTING])} of {self.a_step}. Removing any "
+            f"other cause would save less than {percent(STANDS_OUT)} of it."
         )
         return "compute-bound", message, (
             "Compute faster: 16-bit precision, torch.compile, fused kernels, larger matrices.",
@@ -232,7 +271,7 @@ class _Patient:
 
     def _straggler(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         if not len(self.late):
-            return (), "No rank has more work than the others in every step.", ()
+            return (), "No rank has more work than the others.", ()
         own = self.own.mean(axis=1)
         excess = own[self.late] - _usual(own)
         slow = self.late[excess >= 0.5 * excess.max()]
@@ -240,7 +279,7 @@ class _Patient:
         reason = max(OWN, key=lambda kind: float(mine[kind] - usual[kind]))
         ranks = tuple(self.there[number] for number in slow)
         rank, s = listed(ranks), "s" * (len(ranks) == 1)
-        took = f"{secs(mine[reason])} per step"
+        took = f"{secs(mine[reason])}{self.per_step}"
         doing = {
             COMPUTING: f"compute{s} {took}",
             OTHER: f"spend{s} {took} in code that no span or operator shows",
@@ -257,7 +296,7 @@ class _Patient:
                 "programs with those of another rank (nvidia-smi -q -d PERFORMANCE; top).",
             ),
             OTHER: (
-                f"Look for what rank {rank} alone does in each step: logs, evaluation, a "
+                f"Look for what rank {rank} alone does: logs, evaluation, a "
                 "checkpoint. Do it less often, or in another thread.",
             ),
             LAUNCH: (
@@ -279,11 +318,12 @@ class _Patient:
             "instead of many small ones.",
         )
         if not ranks or len(ranks) == len(waits):
-            return (), f"A rank waits {secs(waits.mean())} per step for its next batch.", general
+            message = f"A rank waits {secs(waits.mean())}{self.per_step} for its next batch."
+            return (), message, general
         rest, longest = np.delete(waits, slow).mean(), waits[slow].mean()
         message = (
-            f"{named(ranks)} wait{'s' * (len(ranks) == 1)} {secs(longest)} per step for the "
-            f"next batch, the other ranks {secs(rest, longest)}. " + self._waiting_for(*ranks)
+            f"{named(ranks)} wait{'s' * (len(ranks) == 1)} {secs(longest)}{self.per_step} for "
+            f"the next batch, the other ranks {secs(rest, longest)}. " + self._waiting_for(*ranks)
         )
         return ranks, message, (
             f"Compare what rank {listed(ranks)} reads with the other ranks: its disk or network, "
@@ -294,9 +334,10 @@ class _Patient:
     def _launch(self) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
         gaps, uses = float(self.mean[:, LAUNCH].mean()), self.uses
         count = sum(use.gaps for use in uses) / len(uses)
+        number, each = about(count), secs(gaps / max(1.0, count))
         message = (
-            f"A GPU has no kernel to run for {secs(gaps)} per step, in {digits(count)} gaps of "
-            f"{secs(gaps / max(1.0, count))}, while its CPU runs Python and launches kernels."
+            f"A GPU has no kernel to run for {secs(gaps)}{self.per_step}, in {number} "
+            f"gap{'s' * (count >= 1.5)} of {each}, while its CPU runs Python and launches kernels."
         )
         fewer = (
             "Launch fewer, longer kernels: larger batches, torch.compile, CUDA graphs "
@@ -324,20 +365,19 @@ class _Patient:
                              dtype=bool)]  # fmt: skip
         calls, size = len(rows) / ranks / steps, float(columns.bytes[rows].sum()) / ranks / steps
         carried = f", {as_bytes(size)} together" if size else ""  # a profiler may not know it
-        where = f"{name} ({digits(calls)} per step{carried})"
-        waits = secs(float(self.mean[:, EXPOSED].mean()))
+        where = f"{name} ({about(calls)}{self.per_step or ' on each rank'}{carried})"
+        waits = secs(float(self.mean[:, EXPOSED].mean())) + self.per_step
         if self.missing:
             message = (
-                f"A rank waits {waits} per step, mostly in {where}, for a late rank or for "
-                "communication."
+                f"A rank waits {waits}, mostly in {where}, for a late rank or for communication."
             )
             return (), message, (
                 "Give the files of all ranks, which show which of the two it is. If a rank is "
                 "late, faster communication would not help.",
             )  # fmt: skip
         message = (
-            f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits {waits} per "
-            f"step for communication to end, and computes nothing meanwhile; mostly in {where}."
+            f"{'Once all ranks have arrived, a' if ranks > 1 else 'A'} rank waits {waits} for "
+            f"communication to end, and computes nothing meanwhile; mostly in {where}."
         )
         flight = sum(max(0.0, columns.end[row] - self.matches.ready[row]) for row in rows.tolist())
         flight /= ranks * steps
@@ -387,6 +427,13 @@ class _Patient:
 
     def _notes(self) -> Iterator[str]:
         trace = self.trace
+        yield from trace.notes
+        if self.unreadable:
+            s = "s" * (self.unreadable > 1)
+            yield (
+                f"{self.unreadable} step{s} with events whose times cannot be read "
+                f"{'are' if s else 'is'} left out."
+            )
         if self.missing:
             yield (
                 f"The trace has {named(self.there).lower()} of {trace.world_size}. Without the "
@@ -419,40 +466,3 @@ def _by_segment(use: Use) -> Floats | None:
     last = np.zeros(len(table), dtype=np.int64)
     np.maximum.at(last, step, segment)
     return table if (last == last[0]).all() else None
-
-
-# Steps ------------------------------------------------------------------------------------------
-
-
-def _steps(columns: Columns, ranks: Sequence[int]) -> tuple[str, Floats]:
-    """The span that marks steps, "" if there is none, and the borders of each rank's steps."""
-    names = np.array([_marker(name) for name in columns.names], dtype=object)[columns.name]
-    spans = np.isin(columns.role, (COMPUTE, MARK))
-    for marker in ("ProfilerStep", "step", "optimizer", "input", "forward"):
-        marks = [np.flatnonzero(spans & (names == marker) & (columns.rank == r)) for r in ranks]
-        count = min(map(len, marks))  # a profiler may stop in the middle of a step
-        if not count or "microbatch" in columns.extras[marks[0][0]]:  # several in a step
-            continue
-        borders = []
-        for rank, every in zip(ranks, marks, strict=True):
-            rows = every[:count]
-            mine = columns.rank == rank
-            first, last = columns.start[mine].min(), columns.end[mine].max()
-            if marker == "optimizer":
-                borders.append([first, *columns.end[rows]])
-            else:
-                whole = marker in ("ProfilerStep", "step")
-                last = columns.end[rows].max() if whole else last
-                borders.append([*columns.start[rows], last])
-        return marker, np.maximum.accumulate(np.array(borders), axis=1)
-    events = [np.flatnonzero(columns.rank == rank) for rank in ranks]
-    return "", np.array([(columns.start[mine].min(), columns.end[mine].max()) for mine in events])
-
-
-def _marker(name: str) -> str:
-    """The kind of step marker that a span with this name is."""
-    if name.startswith("ProfilerStep"):
-        return "ProfilerStep"
-    if name.startswith("Optimizer.step"):
-        return "optimizer"
-    return "input" if is_input(name) else name

@@ -2,7 +2,7 @@
 
     cpu_op, user_annotation       -> compute on a CPU, phases, calls of collectives
     kernel, gpu_memcpy            -> compute on a GPU
-    gloo:..., kernel nccl...      -> communication
+    gloo:..., kernel nccl...      -> communication; other libraries' in `reading/kernels.py`
 
 What such a file has, and where this was looked up:
 
@@ -23,6 +23,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from dtlab.errors import DtlabError
@@ -36,6 +37,17 @@ from dtlab.trace.collective_args import (
     public_name,
 )
 from dtlab.trace.columns import Event
+from dtlab.trace.reading.entries import (
+    CALLS,
+    STEP,
+    Contents,
+    Unreadable,
+    check_one_rank,
+    clean,
+    lacks_kernels,
+)
+from dtlab.trace.reading.files import NO_OPERATIONS
+from dtlab.trace.reading.kernels import NCCL, CommKernels, Spans, operation, pattern_of
 
 __all__ = ["Part", "parse"]
 
@@ -45,81 +57,83 @@ _BLOCKING = ("c10d::send", "c10d::recv", "c10d::monitored_barrier")  # others on
 
 @dataclass
 class Part:
-    """The events of one rank, in seconds from `zero`, the Unix time in nanoseconds.
+    """The events of one rank, in seconds from `zero`, the Unix time in nanoseconds or None.
 
-    `steps` are the numbers of the profiler's steps, `host` is the machine's name or "".
+    `steps` are the numbers of the profiler's steps, `host` is the machine's name or "". `notes`
+    say what could not be read. `lacks_kernels`: the rank used a GPU, whose kernels are missing.
+    `incomplete`: the end of the file is missing.
     """
 
     label: str
     rank: int
     world_size: int
-    zero: int
+    zero: int | None
     host: str = ""
     steps: tuple[int, ...] = ()
     events: list[Event] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    lacks_kernels: bool = False
+    incomplete: bool = False
 
 
-_CATEGORIES = {  # names before PyTorch 1.13 on the left
-    "operator": "cpu_op", "cpu_op": "cpu_op", "user_annotation": "note",
-    "kernel": "kernel", "memcpy": "copy", "gpu_memcpy": "copy", "memset": "copy",
-    "gpu_memset": "copy", "runtime": "launch",
-}  # fmt: skip
-
-
-def parse(content: Mapping[str, Any], label: str, rank: int | None = None, ranks: int = 1) -> Part:
+def parse(
+    content: Mapping[str, Any],
+    label: str,
+    rank: int | None = None,
+    ranks: int = 1,
+    comm: CommKernels | None = None,
+) -> Part:
     """Turn the content of one rank's file into events.
 
     `rank`, and the number of `ranks`, are used if the file does not have them.
-    Raises: DtlabError if the file has no operations, or neither it nor `rank` gives the rank.
+    Raises: DtlabError if the file has no operations, has those of several processes, or neither it
+    nor `rank` gives the rank.
     """
     if "dtlab" in content:
         raise DtlabError(f"{label} was written by to_chrome and has all ranks: pass it alone.")
-    about = content.get("distributedInfo") or {}
+    contents = clean(content, label)
+    about = contents.header
+    if not contents.entries and contents.unreadable:
+        raise DtlabError(f"{label} has no operation with a readable time. {contents.notes[0]}")
+    if not contents.entries:
+        raise DtlabError(f"{label} {NO_OPERATIONS}")
+    check_one_rank(contents, label)
     if "rank" not in about and rank is None:
+        bad = [note for note in contents.notes if '"rank" of distributedInfo' in note]
         raise DtlabError(
-            f"{label} does not say which rank wrote it: its profiler started before "
-            "init_process_group. Start the profiler later, or pass the ranks yourself: "
-            'Trace.from_chrome({0: "a.json", 1: "b.json"}).'
-        )
-    ops, zero = _ops(content)
-    if not ops:
-        raise DtlabError(
-            f"{label} has no operations. With a schedule, the profiler records only the active "
-            "steps: call step() at least wait + warmup + active times."
+            f"{label} does not say which rank wrote it"
+            + (f". {bad[0]} " if bad else ": its profiler started before init_process_group. ")
+            + "Start the profiler later, or pass the ranks yourself: dtlab analyze --ranks 0,1 "
+            'a.json b.json, or Trace.from_chrome({0: "a.json", 1: "b.json"}).'
         )
     number = int(about.get("rank", rank or 0))
     groups = Groups(about, number, ranks)
-    steps = [match for op in ops if (match := re.fullmatch(r"ProfilerStep#(\d+)", op.name))]
-    events = list(_Rank(ops, groups).events())
+    ops, first = _ops(contents)
+    reader = _Rank(ops, groups, comm or CommKernels())
+    events = [*reader.events(), *reader.unreadable(contents.unreadable, first)]
+    steps = [match for op in ops if (match := STEP.fullmatch(op.name))]
     largest = max((peer for event in events for peer in event.peers), default=0)
+    zero = about["zero"]
     return Part(
-        label, number, max(groups.world_size, largest + 1), zero,
-        str(content.get("host_name", "")), tuple(int(match[1]) for match in steps), events,
+        label, number, max(groups.world_size, largest + 1),
+        None if zero is None else zero + round(first * 1000), about["host"],
+        tuple(int(match[1]) for match in steps), events, [*contents.notes, *reader.notes()],
+        lacks_kernels(contents),
     )  # fmt: skip
 
 
-def _ops(content: Mapping[str, Any]) -> tuple[list[Op], int]:
-    """Return the operations by start, in seconds from the first; and its Unix time in ns."""
-    entries = []
-    for entry in content["traceEvents"]:
-        if not isinstance(entry, dict) or entry.get("ph") != "X":
-            continue
-        written = str(entry.get("cat", "")).lower()  # such as "cuda_runtime", "hip_driver"
-        launches = written.endswith(("_runtime", "_driver"))
-        cat = "launch" if launches else _CATEGORIES.get(written)
-        if cat and isinstance(entry.get("ts"), int | float):
-            entries.append((entry, cat))
-    first = min((entry["ts"] for entry, _ in entries), default=0)
+def _ops(contents: Contents) -> tuple[list[Op], float]:
+    """Return the operations by start, in seconds from the first; and its time in the file."""
+    first = min(entry.ts for entry in contents.entries)
     ops = [
         Op(
-            str(entry.get("name", "")), cat, entry.get("pid"), entry.get("tid"),
-            (entry["ts"] - first) * 1e-6, (entry["ts"] - first + entry.get("dur", 0)) * 1e-6,
-            entry.get("args") or {},
+            entry.name, entry.cat, entry.pid, entry.tid,
+            (entry.ts - first) * 1e-6, (entry.ts - first + entry.dur) * 1e-6, entry.args,
         )
-        for entry, cat in entries
+        for entry in contents.entries
     ]  # fmt: skip
     ops.sort(key=lambda op: (op.start, -op.end))
-    return ops, int(content.get("baseTimeNanoseconds", 0)) + round(first * 1000)
+    return ops, first
 
 
 class _Call:
@@ -142,16 +156,19 @@ class _Call:
 
 
 def _is_call(op: Op) -> bool:
-    return op.name.startswith(("c10d::", "nccl:")) or op.name == "record_param_comms"
+    return op.name.startswith(CALLS) and not op.name.startswith("gloo:")
 
 
 class _Rank:
     """Builds the events of one rank from its operations."""
 
-    def __init__(self, ops: Sequence[Op], groups: Groups) -> None:
+    def __init__(self, every: Sequence[Op], groups: Groups, comm: CommKernels) -> None:
+        ops = [op for op in every if op.cat != "gpu_note"]
+        self.gpu_notes = [op for op in every if op.cat == "gpu_note"]
         self.groups = groups
         self.ops = ops
-        self.on_gpu = any(op.cat == "kernel" for op in ops)
+        self.comm = comm
+        self.on_gpu = any(op.cat in ("kernel", "copy") for op in ops)
         self.calls = _calls(ops)
         self.calls_of: dict[Any, list[_Call]] = defaultdict(list)
         for call in self.calls:
@@ -166,15 +183,18 @@ class _Rank:
         }
         self.phases = _phases(ops)
         # NCCL has a stream for each group.
-        streams = {_place(op) for op in ops if op.cat == "kernel" and _is_communication(op)}
+        streams = {_place(op) for op in ops if op.cat == "kernel" and self._is_nccl(op)}
         groups.unlisted = len(streams) > 1
         self.has_nccl_kernels = bool(streams)
+        self.carried: set[int] = set()  # the calls whose kernels are known, by `id`
+        self.unknown: Counter[tuple[str, str]] = Counter()  # kernel, collective
 
     def events(self) -> Iterator[Event]:
         """Yield communication, operators or kernels, and annotations."""
         yield from self._gloo_events()
         if self.on_gpu:
             yield from self._gpu_events()
+            self._find_unknown()
         else:
             yield from self._operators()
         if not self.has_nccl_kernels:
@@ -198,32 +218,50 @@ class _Rank:
             waits = "wait_tensor" in op.name  # of a functional collective
             if op.cat == "cpu_op" or op.name.startswith("gloo:"):
                 until[op.tid] = max(until.get(op.tid, -1.0), op.end)
-                if outermost and op.cat == "cpu_op" and not _is_call(op) and not waits:
+                if outermost and op.cat == "cpu_op" and self.comm.is_users(op.name):
+                    extra = self._thread(op) | {"blocked": [(op.start, op.end)]}
+                    yield self._comm(operation(op.name), op.start, op.end, {}, [], extra, False)
+                elif outermost and op.cat == "cpu_op" and not _is_call(op) and not waits:
                     phase = self._phase(op)
                     name = op.name.removeprefix("autograd::engine::evaluate_function: ")
                     yield self._compute(name, op, self._thread(op) | phase)
 
     def _gpu_events(self) -> Iterator[Event]:
         for op in self.ops:
-            if op.cat == "kernel" and _is_communication(op):
-                yield self._nccl_kernel(op)
+            if op.cat == "kernel" and self._communicates(op):
+                yield self._comm_kernel(op)
             elif op.cat in ("kernel", "copy"):
                 launch = self.launches.get(op.args.get("correlation"))
                 extra = self._thread(op) | {"stream": op.args.get("stream", op.tid)}
                 yield self._compute(op.name, op, extra | (self._phase(launch) if launch else {}))
 
-    def _nccl_kernel(self, op: Op) -> Event:
-        launch = self.launches.get(op.args.get("correlation"))
-        call = self._call_at(launch) if launch else None
+    def _is_nccl(self, op: Op) -> bool:
+        return "Collective name" in op.args or self.comm.library(op.name) == NCCL
+
+    def _communicates(self, op: Op) -> bool:
+        return "Collective name" in op.args or self.comm.library(op.name) != ""
+
+    def _call_of(self, kernel: Op) -> _Call | None:
+        """Return the call of a collective that launched a kernel."""
+        launch = self.launches.get(kernel.args.get("correlation"))
+        return self._call_at(launch) if launch else None
+
+    def _comm_kernel(self, op: Op) -> Event:
+        call = self._call_of(op)
+        if call:
+            self.carried.add(id(call))
         args = op.args if "Collective name" in op.args else call.args if call else {}
         if args:
             name = public_name(str(args["Collective name"]))
         elif call:
             name = call.name
-        else:  # RCCL's kernels are called Generic
+        elif self._is_nccl(op):  # RCCL's kernels are called Generic
             match = re.match(r"[a-z]*ccl\w*?Kernel_([A-Za-z]+)", op.name)
             name = public_name(match[1]) if match else ""
             name = name if is_public(name) else "collective"
+        else:
+            name = operation(op.name)
+            self.comm.counts[op.name] += 1
         extra = self._thread(op) | {"stream": op.args.get("stream", op.tid)}
         ops = call.ops if call else []
         return self._comm(name, op.start, op.end, args, ops, extra, bool(args or ops))
@@ -234,9 +272,67 @@ class _Rank:
         A rank that is alone in its group copies, or does nothing.
         """
         for call in self.calls:
-            if any(op.name.startswith("nccl:") for op in call.ops):
+            issued = any(op.name.startswith(("nccl:", "xccl:", "hccl:")) for op in call.ops)
+            if issued and id(call) not in self.carried:
                 extra = self._thread(call.ops[0]) | {"blocked": []}
                 yield self._comm(call.name, call.start, call.end, call.args, call.ops, extra)
+
+    def _find_unknown(self) -> None:
+        """Count kernels in a recorded collective, none of whose kernels is known to communicate.
+
+        The collective launched the kernel. If the launch is unknown, their times overlap.
+        """
+        kernels = [op for op in self.ops if op.cat == "kernel"]
+        known = [op for op in kernels if self._communicates(op)]
+        issued = [(op.start, op.end, public_name(op.name)) for op in self.gpu_notes
+                  if op.name.startswith(CALLS)]  # fmt: skip
+        if all(op.args.get("correlation") in self.launches for op in known):
+            issued += [(call.start, call.end, call.name) for call in self.calls
+                       if id(call) not in self.carried and call.name != "barrier"]  # fmt: skip
+        taken = Spans((op.start, op.end, op.name) for op in known)
+        alone = Spans(span for span in issued if not taken.at(span[0], span[1]))
+        for op in kernels if self.calls or issued else ():
+            if not self.comm.may_communicate(op.name):
+                continue
+            call = self._call_of(op)
+            name = alone.at(op.start, op.end)
+            if call and id(call) not in self.carried:
+                self.unknown[op.name, call.name] += 1
+            elif name and op.args.get("correlation") not in self.launches:
+                self.unknown[op.name, name] += 1
+
+    def notes(self) -> list[str]:
+        """Say which kernels may communicate, though their names do not show it."""
+        return [
+            f"The kernel {kernel[:80]!r} ({count}) runs during a recorded {name}, but is not "
+            "known to communicate, so it counts as compute. If it communicates, say so: "
+            f"dtlab analyze --comm {pattern_of(kernel)!r}, or from_chrome(..., comm=[...])."
+            for (kernel, name), count in self.unknown.most_common(3)
+        ]
+
+    def unreadable(self, missing: Sequence[Unreadable], first: float) -> Iterator[Event]:
+        """Yield a mark at each event whose times cannot be read, where its place is known.
+
+        Only events matter that would count: those of the GPU or else of the CPU. A kernel without
+        a start is where it was launched. Where the number of a step is missing, the step before
+        seems to be longer than it is.
+        """
+        rank, last = self.groups.rank, max(op.end for op in self.ops)
+        extra = {"annotation": True, "busy": False, "unreadable": True}
+        counts = ("kernel", "copy") if self.on_gpu else ("kernel", "copy", "cpu_op", "note")
+        for each in missing:
+            launch = self.launches.get(each.args.get("correlation"))
+            at = launch.start if each.ts is None and launch else 0.0
+            if each.ts is not None:
+                at = min(max((each.ts - first) * 1e-6, 0.0), last)
+            more = {} if each.ts is not None or launch else {"anywhere": True}
+            if each.cat in counts and not STEP.fullmatch(each.name):
+                yield Event(rank, "compute", each.name, (), 0, at, at, extra | more)
+        steps = sorted((int(m[1]), op.end) for op in self.ops if (m := STEP.fullmatch(op.name)))
+        for (number, end), (following, _) in pairwise(steps):
+            if following > number + 1:
+                name = f"ProfilerStep#{number + 1}"
+                yield Event(rank, "compute", name, (), 0, end, end, extra)
 
     def _gloo_events(self) -> Iterator[Event]:
         pairs = list(_issued(self.gloo, self.calls))
@@ -376,10 +472,6 @@ def _phase_of(name: str) -> str:
     if lowered.startswith("aten::"):
         return ""
     return next((word for word in ("optimizer", "backward", "forward") if word in lowered), "")
-
-
-def _is_communication(op: Op) -> bool:
-    return "Collective name" in op.args or re.match(r"\w*(nccl|rccl)", op.name) is not None
 
 
 def _calls(ops: Sequence[Op]) -> list[_Call]:

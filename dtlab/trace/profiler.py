@@ -1,20 +1,16 @@
 """Reader of torch.profiler's traces of all ranks, from files or from profilers, on one clock.
 
-rank0.json ─┐ kineto.parse          merge
-rank1.json ─┴─────────────► Part, Part ─────► events of all ranks
+rank0.json ─┐ reading.files         kineto.parse            merge
+rank1.json ─┴──────────────► File, File ─────────► Part, Part ─────► events of all ranks
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import socket
 import sys
 import warnings
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from os import PathLike
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -23,39 +19,78 @@ from typing import Any
 from dtlab.errors import ArgumentError, DtlabError
 from dtlab.trace.columns import Event
 from dtlab.trace.kineto import Part, parse
+from dtlab.trace.reading.entries import is_rank
+from dtlab.trace.reading.files import File, read_file
+from dtlab.trace.reading.kernels import CommKernels
 
-__all__ = ["PathType", "clock_offsets", "merge", "part_of", "parts_of", "read"]
+__all__ = ["clock_offsets", "merge", "part_of", "parts_of"]
 
 _SAME_CLOCK = 1e-3  # s; clocks of one host that differ by more are taken to be different
 _EQUAL = ("all_reduce", "broadcast", "reduce")  # tensors have the same size on all ranks
 _SYMMETRIC = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 
-PathType = str | PathLike[str]
+
+def parts_of(files: Sequence[File], comm: CommKernels) -> list[Part]:
+    """Turn the files of all ranks into events; a file alone is of rank 0 if it names no rank.
+
+    A file in a folder that cannot be read is left out; of several cycles of a profiler's schedule
+    in a folder, the last one that most ranks wrote is taken. Notes say so.
+    """
+    alone = 0 if len(files) == 1 else None
+    parts, refused = [], []
+    for file in files:
+        content, notes = _with_rank(file)
+        try:
+            part = parse(content, file.label, alone, len(files), comm)
+        except DtlabError as error:
+            if not file.from_folder:
+                raise
+            refused.append(error)
+        else:
+            part.notes = [*file.notes, *notes, *part.notes]
+            part.incomplete = file.incomplete
+            parts.append(part)
+    if not parts:
+        raise refused[0]
+    if all(file.from_folder for file in files):
+        parts = _one_cycle(parts)
+    parts[0].notes += [f"A file is left out: {error}" for error in refused]
+    return parts
 
 
-def read(
-    paths: PathType | Sequence[PathType] | Mapping[int, PathType],
-) -> list[tuple[str, dict[str, Any]]]:
-    """Read files; return the name and content of each. A dictionary gives the files' ranks."""
-    if isinstance(paths, Mapping):
-        return [(str(path), _with_rank(_read_json(path), rank)) for rank, path in paths.items()]
-    files = [paths] if isinstance(paths, str | PathLike) else list(paths)
-    if not files:
-        raise DtlabError("from_chrome got no files. Pass one path per rank.")
-    return [(str(path), _read_json(path)) for path in files]
+def _with_rank(file: File) -> tuple[Mapping[str, Any], list[str]]:
+    """Return a file's content with the rank that the user gave, and a note if the file differs."""
+    if file.rank is None:
+        return file.content, []
+    about = file.content.get("distributedInfo")
+    about = about if isinstance(about, Mapping) else {}
+    written = about.get("rank", file.rank)
+    notes = [
+        f"{file.label} says that rank {written} wrote it; it is read as rank {file.rank}, as you "
+        "say."
+    ] * (written != file.rank and is_rank(written))
+    return {**file.content, "distributedInfo": {**about, "rank": file.rank}}, notes
 
 
-def _with_rank(content: dict[str, Any], rank: int) -> dict[str, Any]:
-    return content | {"distributedInfo": {"rank": rank, **(content.get("distributedInfo") or {})}}
+def _one_cycle(parts: list[Part]) -> list[Part]:
+    """Return the parts of one cycle of the profilers' schedule, if there are several."""
+    cycles: dict[tuple[int, ...], list[Part]] = {}
+    for part in parts:
+        cycles.setdefault(part.steps, []).append(part)
+    if len({part.rank for part in parts}) == len(parts) or len(cycles) < 2 or () in cycles:
+        return parts
+    ranks = {steps: len({part.rank for part in cycles[steps]}) for steps in cycles}
+    chosen = max(cycles, key=lambda steps: (ranks[steps], steps))
+    found = ", ".join(_range(steps) for steps in sorted(cycles))
+    one = cycles[chosen]
+    one[0].notes.append(
+        f"The folder has {len(cycles)} cycles of the profiler, with the steps {found}. This is "
+        f"the one of {_range(chosen)}; for another one, pass its files."
+    )
+    return one
 
 
-def parts_of(contents: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Part]:
-    """Turn the files of all ranks into events; a file alone is of rank 0 if it names no rank."""
-    alone = 0 if len(contents) == 1 else None
-    return [parse(content, name, alone, len(contents)) for name, content in contents]
-
-
-def part_of(profiler: Any) -> Part:
+def part_of(profiler: Any, comm: CommKernels) -> Part:
     """Return the events that a stopped profiler has recorded on this rank."""
     if not hasattr(profiler, "export_chrome_trace"):
         raise ArgumentError(
@@ -72,8 +107,8 @@ def part_of(profiler: Any) -> Part:
         path = Path(folder) / "trace.json"
         # Kineto's own export works only once; this one leaves it to the caller.
         profiler.export_chrome_trace(str(path), use_python_export=True)
-        content = _read_json(path)
-    return parse({**_this_rank(), **content}, "the profiler", 0)
+        content = read_file(path, label="the profiler").content
+    return parse({**_this_rank(), **content}, "the profiler", 0, 1, comm)
 
 
 def _this_rank() -> dict[str, Any]:
@@ -85,30 +120,8 @@ def _this_rank() -> dict[str, Any]:
     return about
 
 
-def _read_json(path: PathType) -> dict[str, Any]:
-    """Read a Chrome trace, compressed or not. Raises: DtlabError if it is none."""
-    try:
-        raw = Path(path).read_bytes()
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-        content = json.loads(raw.decode("utf-8", errors="replace"), strict=False)
-    except OSError as error:
-        raise DtlabError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, EOFError, zlib.error) as error:
-        raise DtlabError(
-            f"{path} is not a complete JSON file ({error}). Was the rank still writing it?"
-        ) from None
-    if isinstance(content, list):
-        content = {"traceEvents": content}
-    if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
-        raise DtlabError(
-            f'{path} is not a trace: it has no list "traceEvents". Pass files that '
-            "torch.profiler's export_chrome_trace or Trace.to_chrome wrote."
-        )
-    return content
-
-
-def merge(parts: Sequence[Part]) -> tuple[list[Event], int]:
-    """Put the events of all ranks on one clock; return them and the world size.
+def merge(parts: Sequence[Part]) -> tuple[list[Event], int, list[str]]:
+    """Put the events of all ranks on one clock; return them, the world size, and notes.
 
     Raises: DtlabError if two parts are of one rank, or the parts are of different runs.
     """
@@ -123,8 +136,9 @@ def merge(parts: Sequence[Part]) -> tuple[list[Event], int]:
         by_rank[part.rank] = part
     ordered = [by_rank[rank] for rank in sorted(by_rank)]
     _check_steps(ordered)
-    first = min(part.zero for part in ordered)
-    shifts = [(part.zero - first) * 1e-9 for part in ordered]
+    zeros = [part.zero for part in ordered if part.zero is not None]
+    known = zeros if len(zeros) == len(ordered) else [0] * len(ordered)
+    shifts = [(zero - min(known)) * 1e-9 for zero in known]
     raw = [[_moved(event, by) for event in part.events]
            for part, by in zip(ordered, shifts, strict=True)]  # fmt: skip
     offsets = clock_offsets(raw, [part.host for part in ordered])
@@ -134,8 +148,9 @@ def merge(parts: Sequence[Part]) -> tuple[list[Event], int]:
         for event in rank_events
     ]
     difference = _first_difference(raw)
-    if difference:
-        warnings.warn(difference, stacklevel=4)
+    notes = [note for part in ordered for note in part.notes]
+    for note in notes + [difference] * bool(difference):
+        warnings.warn(note, stacklevel=4)
     world_size = max(part.world_size for part in ordered)
     missing = [str(rank) for rank in range(world_size) if rank not in by_rank]
     if missing:
@@ -145,7 +160,7 @@ def merge(parts: Sequence[Part]) -> tuple[list[Event], int]:
             "missing rank are not matched: their time counts as communication, none as waiting.",
             stacklevel=4,
         )
-    return events, world_size
+    return events, world_size, notes + [difference] * bool(difference)
 
 
 def _check_steps(parts: Sequence[Part]) -> None:

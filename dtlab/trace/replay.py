@@ -36,6 +36,7 @@ COMPUTING, INPUT, LAUNCH, OTHER, WAITING, EXPOSED = range(6)
 WORK: Final = 4
 BORDER: Final = -1
 _OVERHEAD: Final = 0.1  # share of a message's time: a shorter wait is the call's own time
+_ROUNDING: Final = 1e-9  # seconds; a profiler counts nanoseconds
 _INPUT_NAMES: Final = frozenset(("input", "data", "load", "dataloader"))
 _LOADER: Final = "enumerate(DataLoader)"  # torch.profiler's name for the next batch
 _STEP: Final = "ProfilerStep"
@@ -134,6 +135,7 @@ def _use(columns: Columns, matches: Meetings, flags: _Flags, rank: int, borders:
     kind, row = _kinds(columns, flags, grid, comm, spans, waits)
     kind[(kind == WAITING) & (grid[:-1] >= matches.ready[row])] = EXPOSED
     length = np.diff(grid)
+    gap = (kind == LAUNCH) & (length > _ROUNDING)
     totals = np.zeros((len(grid), 6))
     totals[np.arange(1, len(grid)), kind] = length
     totals = totals.cumsum(axis=0)
@@ -146,8 +148,7 @@ def _use(columns: Columns, matches: Meetings, flags: _Flags, rank: int, borders:
         work=np.diff(totals[at, :WORK], axis=0),
         waits=_by_row(row, step, kind, length),
         begin=begin,
-        gaps=float(np.diff((kind == LAUNCH).astype(int), prepend=0).clip(0).sum())
-        / (len(borders) - 1),
+        gaps=float(np.diff(gap.astype(int), prepend=0).clip(0).sum()) / (len(borders) - 1),
     )
 
 

@@ -16,8 +16,8 @@ __all__ = [
     "NAMES",
     "Cause",
     "Diagnosis",
+    "about",
     "as_bytes",
-    "digits",
     "listed",
     "named",
     "percent",
@@ -59,8 +59,11 @@ class Diagnosis:
     """Where the time of a step went; `print` it, or show it at the end of a notebook's cell.
 
     `seconds[rank]` are the seconds per step of each kind of time; they add up to the rank's step.
+    Without steps they are those of the whole trace.
     `causes` are sorted by the seconds that a step would save without them. `verdict` is the kind
-    of the first one, if it stands out, or "compute-bound", "waiting in turn" or "unmarked".
+    of the first one, if it stands out, or "compute-bound", "waiting in turn" or "unmarked". It is
+    "kernels not recorded", "file incomplete" or "times unreadable" if the trace lacks what another
+    verdict needs.
     `steps` is the number of steps that count, 0 if none were found; the first and the slowest are
     left out if there are enough.
     """
@@ -91,6 +94,7 @@ class Diagnosis:
 
 def _lines(diagnosis: Diagnosis) -> Iterator[str]:
     step = diagnosis.step_seconds
+    what = "a step" if diagnosis.steps else "the job"
     ranks = f"{diagnosis.world_size} rank{'s' * (diagnosis.world_size > 1)}"
     if diagnosis.steps:
         counted = f"{diagnosis.steps} step{'s' * (diagnosis.steps > 1)} of {secs(step)}"
@@ -108,18 +112,19 @@ def _lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield ""
     found = [cause for cause in diagnosis.causes if cause.kind == diagnosis.verdict]
     for cause in found:
-        yield from _cause_lines("Likely cause", cause, step)
+        yield from _cause_lines("Likely cause", cause, step, what)
     if not found:
         yield from _wrapped(f"Result: {diagnosis.verdict}. {diagnosis.message}")
         yield from _tries(diagnosis.advice)
     for cause in diagnosis.causes:
         if cause not in found:
-            yield from _cause_lines("Also", cause, step)
+            yield from _cause_lines("Also", cause, step, what)
 
 
-def _cause_lines(title: str, cause: Cause, step: float) -> Iterator[str]:
+def _cause_lines(title: str, cause: Cause, step: float, what: str) -> Iterator[str]:
     yield from _wrapped(f"{title}: {cause.kind}. {cause.message}")
-    saves = f"Without it, a step would be {secs(cause.seconds)} ({percent(cause.share)}) shorter"
+    shorter = f"{secs(cause.seconds)} ({percent(cause.share)}) shorter"
+    saves = f"Without it, {what} would be {shorter}"
     if cause.seconds_last > 1.5 * cause.seconds + 0.02 * step:
         saves += f"; {secs(cause.seconds_last)} if the other causes were gone too"
     yield from _wrapped(f"  {saves}.")
@@ -199,9 +204,12 @@ def as_bytes(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def digits(number: float) -> str:
-    """A mean count: without decimals if it is whole."""
-    return f"{number:.0f}" if abs(number - round(number)) < 0.05 else f"{number:.1f}"
+def about(number: float) -> str:
+    """A mean count as a whole number: "3", "about 3", "fewer than one"."""
+    if number < 0.95:
+        return "fewer than one"
+    whole = f"{number:.0f}"
+    return whole if abs(number - round(number)) < 0.005 else f"about {whole}"
 
 
 def named(ranks: Sequence[int]) -> str:

@@ -1,0 +1,1 @@
+"""What a trace's file says: formats, entries that can be read, and names of kernels."""
