@@ -60,6 +60,14 @@ def test_e4m3_gives_up_infinity_for_larger_numbers() -> None:
     assert format_of(torch.float8_e4m3fn).max == 448
 
 
+def test_on_a_cpu_fp8_matrices_are_multiplied_but_not_added() -> None:
+    """Lesson 04, cell claim-16, says so."""
+    ones = torch.ones(32, 32).to(torch.float8_e4m3fn)
+    assert (ones @ ones.t()).float().eq(32).all()
+    with pytest.raises(NotImplementedError, match="add_stub"):
+        ones + ones
+
+
 def test_the_table_in_numbers() -> None:
     table = {form.name: form for form in formats()}
     assert list(table) == ["fp32", "tf32", "fp16", "bf16", "fp8 e4m3", "fp8 e5m2"]
