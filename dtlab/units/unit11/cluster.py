@@ -312,7 +312,7 @@ class Cluster:
 
 
 def good_makespan(setting: Setting) -> float:
-    """The minutes of a good schedule: the better one of two."""
+    """The minutes of a good schedule: the better one of the two in the text of the exercise."""
     return min(_planned(setting, longest), _planned(setting, _largest))
 
 

@@ -3,9 +3,10 @@
     rank      cluster ── Event ──> the learner's decide(event) ──> Starts, executed and recorded
     check     cluster ── Event ──> the recorded Starts: what is wrong, and how long it takes
 
-Small cases show one thing each. In the large ones the makespan counts. They are drawn such that
-one bad habit is too slow in each: not to let small jobs pass a large one that waits, to spread
-jobs over nodes, or to start short jobs first.
+Small cases show one thing each. The large ones are drawn such that one bad habit is too slow in
+each: not to let small jobs pass a large one that waits, to spread jobs over nodes, or to start
+short jobs first. The makespan counts in all of them, compared with the better one of two good
+schedules (`good_makespan`), which the text of the exercise defines.
 """
 
 from __future__ import annotations
