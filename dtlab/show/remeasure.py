@@ -92,7 +92,7 @@ def remeasure(
 
 def load_in_words() -> str:
     """Describe how busy the machine is, as in "load 7.3 on 2 cores"."""
-    return f"load {os.getloadavg()[0]:.1f} on {usable_cpus()} cores"
+    return f"load {os.getloadavg()[0]:.1f} on {usable_cpus():g} cores"
 
 
 def _listed(numbers: Numbers) -> list[float]:
