@@ -68,7 +68,7 @@ one, two = curves["one server"][1], curves["two servers"][1]
 assert one[-1] > 4 * one[0] and two[-1] < 0.8 * one[-1], curves
 """,
     "train-run": "assert same, losses",
-    "tune-look": """
+    "tune-run": """
 assert best == 0.8, sweep
 assert min((0.05, 0.2, 0.8), key=lambda rate: sweep[rate, 16]) == 0.05, sweep
 """,

@@ -33,12 +33,15 @@ import psutil
 
 from dtlab.errors import DtlabError
 from dtlab.ranks import notices
+from dtlab.ranks.ray import startup
+from dtlab.ranks.ray.startup import replaced
 
 __all__ = ["LocalRay", "connected", "demand_our_version", "local_ray", "running_cluster"]
 
 QUIET = {"log_to_driver": False, "logging_level": "error"}
 STORE = 10**9  # bytes of the object store of a private cluster
 START_LIMIT = 120.0  # seconds for the first actor to start: it may import torch
+TOGETHER = 0.5  # seconds of a task that occupies a worker, so that the next one needs another
 LONGEST = 42  # most characters of the folder of a cluster: Ray puts sockets into it
 ANSWER_LIMIT = 1.0  # seconds for a cluster to accept a connection
 TOKEN = secrets.token_hex(32)  # for the private clusters of this process
@@ -50,6 +53,7 @@ PRIVATE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_free_objects_period_milliseconds": "0",  # the store frees an object at once
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else every start prints a FutureWarning
+    **startup.LIMITS,
 }
 # Waits until the end of the process that holds the other end of its stdin. Ray's processes may
 # still write while they end.
@@ -69,6 +73,36 @@ class LocalRay:
     def __init__(self) -> None:
         self._undo = contextlib.ExitStack()
         self._owner = 0  # id of the process that has started Ray; its forks must not stop it
+        self._cell = ""  # the cell that starts Ray, if there is one
+
+    def module(self, cell: str) -> Any:
+        """Return the module `ray` for a notebook in which the cell `cell` starts Ray.
+
+        Functions and classes can be decorated before. Whatever needs a running Ray raises a
+        DtlabError that names the cell, instead of starting a cluster.
+
+        Raises:
+            DtlabError: Ray is not installed.
+        """
+        ray = _imported()
+        if not self._cell:
+            for name in ("available_resources", "cluster_resources", "nodes", "timeline"):
+                setattr(ray, name, ray._private.auto_init_hook.wrap_auto_init(getattr(ray, name)))
+        self._cell = cell
+        ray.init = self.demand_running  # Ray calls it in functions that need a cluster
+        ray._private.auto_init_hook.enable_auto_connect = True
+        return ray
+
+    @property
+    def names_a_cell(self) -> bool:
+        """Whether a cell of the notebook should start Ray, and nothing else."""
+        return bool(self._cell)
+
+    def demand_running(self, *_: Any, **__: Any) -> None:
+        """Raises DtlabError if Ray is not running, and a cell of the notebook should start it."""
+        ray = sys.modules.get("ray")
+        if self._cell and not (ray and ray.is_initialized()):
+            raise DtlabError(f"Ray is not running: run the cell `{self._cell}` again")
 
     def __call__(self, num_cpus: int = 4) -> Any:
         """Start a private cluster, and return the module `ray`; does nothing if Ray is running.
@@ -93,6 +127,14 @@ class LocalRay:
             self._owner = os.getpid()
         return ray
 
+    def start_workers(self, count: int) -> None:
+        """Return when `count` worker processes can run tasks at the same time."""
+        ray = _imported()
+        together = ray.remote(num_cpus=1)(_together)
+        with notices.notice(f"Ray is starting {count} workers"):
+            while len(set(_got(ray, [together.remote() for _ in range(count)]))) < count:
+                notices.tick()
+
     def stop(self) -> None:
         """End the cluster that was started, or disconnect; does nothing if there is none."""
         if self._owner == os.getpid():
@@ -100,6 +142,19 @@ class LocalRay:
 
 
 local_ray = LocalRay()
+
+
+def _together() -> int:
+    """A task that is long enough for others to run at the same time; returns its process."""
+    time.sleep(TOGETHER)
+    return os.getpid()
+
+
+def _got(ray: Any, references: list[Any]) -> list[Any]:
+    """The values of futures; shows the current notice while it waits."""
+    while ray.wait(references, num_returns=len(references), timeout=notices.PATIENCE)[1]:
+        notices.tick()
+    return list(ray.get(references))
 
 
 @contextlib.contextmanager
@@ -112,16 +167,18 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
         running = running_cluster()
         ray = _imported(needed_by)
         # Otherwise, a call of Ray after the end would start a cluster that is not private.
-        ray._private.auto_init_hook.enable_auto_connect = False
+        if not local_ray.names_a_cell:
+            ray._private.auto_init_hook.enable_auto_connect = False
         # It prints a long line whenever a process is killed, which the error of the call says too.
-        quiet = _replaced(ray._private.worker, "print_to_stdstream", lambda *_, **__: None)
+        quiet = replaced(ray._private.worker, "print_to_stdstream", lambda *_, **__: None)
         undo.enter_context(quiet)
         if running is None:
             _demand_main_thread()
             undo.enter_context(_private(ray))
             folder = undo.enter_context(_folder())
+            undo.callback(startup.end_processes, folder)
             undo.callback(ray.shutdown)
-            with _our_signals(), _progress("Ray is starting"), _environment(_for_workers()):
+            with _our_signals(), _environment(_for_workers()):
                 _start(ray, num_cpus, folder)
         else:
             if running.startswith("127."):  # else Ray connects to another address of this machine
@@ -129,7 +186,7 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
             undo.callback(ray.shutdown)
             with _our_signals(), _progress(f"connecting to the Ray cluster at {running}"):
                 try:
-                    ray.init(address=running, **QUIET)
+                    ray._private.worker.init(address=running, **QUIET)
                 except Exception as error:
                     raise DtlabError(
                         "there is a Ray cluster that cannot be used from here. Check RAY_ADDRESS, "
@@ -140,17 +197,20 @@ def connected(num_cpus: int, needed_by: str = "") -> Iterator[Any]:
 
 
 def _start(ray: Any, num_cpus: int, folder: str) -> None:
-    for last_try in (False, True):
+    begun = time.monotonic()
+    for last_try, words in ((False, "Ray is starting"), (True, "Ray is starting, second attempt")):
         try:
-            ray.init(
-                address="local", num_cpus=num_cpus, include_dashboard=False,
-                object_store_memory=STORE, _temp_dir=folder, **QUIET,
-            )  # fmt: skip
+            with _progress(words), startup.patient(ray):
+                ray._private.worker.init(
+                    address="local", num_cpus=num_cpus, include_dashboard=False,
+                    object_store_memory=STORE, _temp_dir=folder, **QUIET,
+                )  # fmt: skip
             return
         except Exception as error:  # Ray raises many kinds of exceptions
+            ray.shutdown()
+            startup.end_processes(folder)
             if last_try:
-                raise DtlabError(f"Ray did not start on this machine: {error}") from error
-            ray.shutdown()  # on a busy machine, Ray may have given up after 30 seconds
+                raise startup.did_not_start(error, time.monotonic() - begun) from error
 
 
 def running_cluster() -> str | None:
@@ -198,17 +258,7 @@ def _private(ray: Any) -> Iterator[None]:
 
 
 def _on_loopback(ray: Any) -> contextlib.AbstractContextManager[None]:
-    return _replaced(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
+    return replaced(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
 
 
 def _read_environment(ray: Any) -> None:

@@ -48,6 +48,7 @@ class RayConversation(client.Conversation):
 
     def run(self) -> client.Collected:
         """Run the launch; return when its ranks have ended. Raises LaunchError."""
+        local_ray.demand_running()
         ray = local_ray()
         with _bundle(ray, self.spec.world_size) as node:
             try:

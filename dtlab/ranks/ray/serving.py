@@ -6,10 +6,13 @@ import contextlib
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+from dtlab.ranks.ray.cluster import local_ray
 
 __all__ = ["LoadTest", "load_test", "start_serve", "stop_serve"]
 
@@ -28,6 +31,7 @@ class LoadTest(NamedTuple):
 
 def start_serve() -> Any:
     """Start Serve on the running cluster, without a web server; returns the module `ray.serve`."""
+    local_ray.demand_running()
     os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", QUEUE_LIMIT)
     from ray import serve
 
@@ -37,10 +41,13 @@ def start_serve() -> Any:
 
 
 def stop_serve() -> None:
-    """End all services. The end of the cluster ends Serve's controller.
+    """End all services; do nothing without Ray. The end of the cluster ends Serve's controller.
 
     `serve.shutdown` would end it at once, and Ray would then print warnings that it is dead.
     """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return
     from ray import serve
     from ray.serve.context import _get_global_client, _set_global_client
 
@@ -53,15 +60,19 @@ def stop_serve() -> None:
 
 
 def load_test(
-    handle: Any, inputs: Sequence[Any], *, clients: int = 8, replicas: int = 3, limit: float = 20.0
+    name: str, inputs: Sequence[Any], *, clients: int = 8, replicas: int = 3, limit: float = 20.0
 ) -> LoadTest:
-    """Send requests to a service: from one client, then from `clients`, then from one again.
+    """Send requests to the service `name`: from one client, from `clients`, and from one again.
 
     A client sends its next request after the answer to the last. The high load ends 2 s after
     `replicas` of them run, and the test ends when one is left; each phase ends after `limit`
     seconds at the latest.
-    Raises: what a request raises.
+    Raises: what a request raises; DtlabError if Ray is not running.
     """
+    local_ray.demand_running()
+    from ray import serve
+
+    handle = serve.get_app_handle(name)
     test, started = LoadTest([], [], [], []), time.monotonic()
     numbers, failures = itertools.count(), list[BaseException]()
     over, many = threading.Event(), threading.Event()

@@ -6,6 +6,7 @@ import sys
 from typing import NamedTuple
 
 from dtlab.errors import DtlabError
+from dtlab.ranks.ray.cluster import local_ray
 
 __all__ = ["StoreCounters", "store_counters"]
 
@@ -28,6 +29,7 @@ def store_counters() -> StoreCounters:
     Values below about 100 kB travel inside messages, so they are not counted. A copy on a second
     node is an object there. Raises: DtlabError if Ray is not running.
     """
+    local_ray.demand_running()
     ray = sys.modules.get("ray")
     if ray is None or not ray.is_initialized():
         raise DtlabError("Ray is not running. Start it: from dtlab.ranks.ray import local_ray")
