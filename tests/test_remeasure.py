@@ -74,6 +74,10 @@ def test_a_guess_is_judged_by_what_was_measured_if_that_is_near(
     asked.reveal(110, formula=100)
     said = capsys.readouterr().out
     assert "You guessed 110 ms, and that is right. By the formula it is 100 ms." in said
+    asked.commit(100)
+    asked.reveal(120, formula=100)
+    said = capsys.readouterr().out
+    assert "You guessed 100 ms, and that is right. This is by the formula; measured was" in said
 
 
 def test_a_right_guess_stays_right_on_a_busy_machine(capsys: pytest.CaptureFixture[str]) -> None:

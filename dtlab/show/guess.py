@@ -101,6 +101,7 @@ class Guess:
         self.revealed = False
         self.hidden = 0  # times that `reveal` showed "Predict first"
         self.answer: Value | None = None
+        self._aside: Callable[[], str] = lambda: ""  # chooses the answer when the guess is known
         self._kept: Kept | None = None
         self.on_commit: list[Callable[[], None]] = []
         self.on_reveal: list[Callable[[], None]] = []
@@ -158,14 +159,17 @@ class Guess:
         notes: then the note on the chosen option is shown, or the note on the answer if none was
         chosen. After this call the guess can no longer be changed in its cell.
 
-        `formula` is what an emulated measurement should give. It is shown beside the answer. If
-        the two are further apart than `far_off` allows, because the machine is busy, the guess is
-        judged by the formula, and the note says what was measured. Raises `ValueError` for an
-        answer or a formula that is neither a number nor one of the options.
+        `formula` is what an emulated measurement should give. The guess is compared with the
+        nearer of the two, and both are shown. If they are further apart than `far_off` allows,
+        because the machine is busy, only the formula counts, and a sentence says what was
+        measured. Raises `ValueError` for an answer or a formula that is neither a number nor one
+        of the options.
         """
-        self.answer = self._answer(answer)
+        self.answer = measured = self._answer(answer)
+        self._aside = lambda: ""
         if formula is not None:
-            note = self._beside(self._answer(formula), note, allowed)
+            expected = self._answer(formula)
+            self._aside = lambda: self._judge_by(measured, expected, allowed)
         if self.value is None and has_front_end():
             self._hide(note)
             return
@@ -174,25 +178,31 @@ class Guess:
         if self.value is not None:
             self._freeze()
 
-    def _beside(
-        self, formula: Value, note: str | Mapping[str, str], allowed: float | None
-    ) -> str | Mapping[str, str]:
-        """Choose the answer, measured or by the formula, and add to the note where it is from."""
-        measured = self.answer
-        assert measured is not None
+    def _judge_by(self, measured: Value, formula: Value, allowed: float | None) -> str:
+        """Choose which of the two is the answer; return a sentence about the other one.
+
+        It is what was measured, if that is near the formula and no further from the guess.
+        """
         if isinstance(measured, str) or isinstance(formula, str):
             disturbed = measured != formula
         else:
             disturbed = far_off(measured, formula, self.unit, allowed)
         if disturbed:
             self.answer = formula
-            words = (f"This is the formula's answer: measured was {self.words(measured)}, on a "
-                     f"machine that is too busy for it ({load_in_words()}).")  # fmt: skip
-        else:
-            words = "" if self.options else f"By the formula it is {self.words(formula)}."
-        if isinstance(note, str):
-            return f"{words} {note}".strip()
-        return {option: f"{words} {each}".strip() for option, each in note.items()}
+            return (f"This is the formula's answer: measured was {self.words(measured)}, on a "
+                    f"machine that is too busy for it ({load_in_words()}).")  # fmt: skip
+        self.answer = min(measured, formula, key=self._distance)
+        if measured == formula:
+            return ""
+        if self.answer == formula:
+            return f"This is by the formula; measured was {self.words(measured)}."
+        return f"By the formula it is {self.words(formula)}."
+
+    def _distance(self, answer: Value) -> float:
+        """How far the guess is from an answer; 0 if there is no number to compare."""
+        if isinstance(self.value, (int, float)) and isinstance(answer, (int, float)):
+            return abs(self.value - answer)
+        return 0.0
 
     def _freeze(self) -> None:
         self.revealed = True
@@ -238,9 +248,11 @@ class Guess:
 
     def _verdict(self, note: str | Mapping[str, str]) -> tuple[str, str]:
         """The answer as HTML and as text."""
+        aside = self._aside()
         words = self._comparison()
         if not isinstance(note, str):
             note = note.get(str(self.answer if self.value is None else self.value), "")
+        note = f"{aside} {note}".strip()
         colour = _GREEN if words.endswith("that is right.") else _GREY
         style = f"border-left:4px solid {colour};padding:.3em .8em;color:inherit"
         page = f'<div style="{style}"><b>{html.escape(words)}</b> {html.escape(note)}</div>'
