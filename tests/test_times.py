@@ -10,8 +10,8 @@ import pytest
 from nbgrader import coursedir
 from traitlets.config import Config
 
+from dtlab.grading.classroom.received.times import moment
 from dtlab.grading.classroom.submissions import _handed_at
-from dtlab.grading.classroom.times import moment
 from dtlab.grading.settings import configure
 from tests.a_class import keep_path
 

@@ -33,7 +33,7 @@ from traitlets.config import Config, PyFileConfigLoader
 
 from dtlab.errors import DtlabError
 from dtlab.grading import harmless, late, plugins
-from dtlab.grading.classroom import times
+from dtlab.grading.classroom.received import times
 
 __all__ = ["CONFIG", "begin_course", "configure", "course_directory", "course_folder"]
 

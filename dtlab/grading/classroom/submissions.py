@@ -20,8 +20,8 @@ from nbformat import NotebookNode
 from nbgrader.coursedir import CourseDirectory
 
 from dtlab.errors import DtlabError
-from dtlab.grading.classroom.files import chosen, found, plain_bytes
-from dtlab.grading.classroom.times import moment
+from dtlab.grading.classroom.received.files import chosen, found, plain_bytes
+from dtlab.grading.classroom.received.times import moment
 from dtlab.grading.classroom.verdicts import digest
 from dtlab.grading.judging.judge import part_of
 from dtlab.grading.mending.mend import mend
