@@ -240,8 +240,15 @@ def test_a_gpu_job_without_kernels_is_told_how_to_record_them(
     trace, found = read(tmp_path, {"traceEvents": events})
     assert trace.without_kernels == (0,)
     assert (found.verdict, found.causes) == ("kernels not recorded", ())
-    assert found.message.startswith("Rank 0 uses a GPU, but the trace has no kernels of this rank")
+    assert found.message.startswith("Rank 0 uses a GPU or another device, but the trace has no k")
     assert "ProfilerActivity.CUDA" in found.advice[0]
+
+
+@pytest.mark.parametrize("cat", ["mtia_ccp_events", "hpu_op", "cuda_profiler_range"])
+def test_events_of_other_devices_are_named(cat: str, tmp_path: Path) -> None:
+    _, found = read(tmp_path, {"traceEvents": [MM, entry(cat, "fused", 7, 20, 900)]})
+    assert found.verdict == "kernels not recorded"
+    assert f"events of the category '{cat}' are not read" in found.notes[0]
 
 
 def test_a_job_on_nccl_without_kernels_and_its_file_of_to_chrome(tmp_path: Path) -> None:

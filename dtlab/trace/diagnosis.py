@@ -195,10 +195,10 @@ class _Patient:
         if ranks:
             one = len(ranks) == 1
             message = (
-                f"{named(ranks)} use{'s' * one} a GPU, but the trace has no kernels of "
-                f"{'this rank' if one else 'these ranks'}: the profiler recorded the CPU only. "
-                "The times above are those of the CPU, which launches kernels and goes on; they "
-                "do not show what the GPU computes and when it waits."
+                f"{named(ranks)} use{'s' * one} a GPU or another device, but the trace has no "
+                f"kernels of {'this rank' if one else 'these ranks'}: they were not recorded. The "
+                "times above are those of the CPU, which launches kernels and goes on; they "
+                "do not show what the device computes and when it waits."
             )
             return "kernels not recorded", message, (
                 "Record the GPU too: torch.profiler.profile(activities=[ProfilerActivity.CPU, "

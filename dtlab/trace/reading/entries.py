@@ -30,6 +30,10 @@ _CATEGORIES: Final = {  # names before PyTorch 1.13 on the left
 }  # fmt: skip
 
 
+# Of Kineto's ActivityType.cpp: Meta's and Intel's accelerators, and ranges instead of kernels.
+_DEVICES: Final = ("mtia_ccp_events", "hpu_op", "cuda_profiler_range")
+
+
 def category(written: object) -> str | None:
     """Return cpu_op, note, kernel, copy, launch or gpu_note; None for events that do not count."""
     if not isinstance(written, str):
@@ -69,13 +73,15 @@ class Unreadable(NamedTuple):
 class Contents:
     """What can be read of a trace; `header` has rank, world_size, backend, pg_config, zero, host.
 
-    `zero` is the Unix time of ts 0 in ns, None if it cannot be read.
+    `zero` is the Unix time of ts 0 in ns, None if it cannot be read. `devices` are the categories
+    of events of other devices than GPUs, which are not read.
     """
 
     header: dict[str, Any]
     entries: list[Entry]
     unreadable: list[Unreadable]
     notes: list[str]
+    devices: set[str]
 
 
 _MISSING: Final = object()
@@ -130,7 +136,7 @@ def is_time(value: object) -> bool:
 def clean(content: Mapping[str, Any], label: str) -> Contents:
     """Return the operations of a trace whose times can be read, with readable arguments."""
     notes = Notes(label)
-    contents = Contents(_header(content, notes), [], [], [])
+    contents = Contents(_header(content, notes), [], [], [], set())
     for number, entry in enumerate(content["traceEvents"]):
         if isinstance(entry, Broken):
             notes.add("", f"traceEvents[{number}] in line {entry.line}", entry, "it is left out")
@@ -145,6 +151,8 @@ def clean(content: Mapping[str, Any], label: str) -> Contents:
         if odd:
             notes.add(odd, place, entry[odd], "the event is left out")
         cat = "kernel" if odd else category(entry.get("cat"))
+        if cat is None and entry.get("cat") in _DEVICES:
+            contents.devices.add(entry["cat"])
         if cat is None or (entry.get("ph") != "X" and not odd):
             continue
         if not isinstance(entry.get("name", ""), str):
@@ -160,7 +168,11 @@ def clean(content: Mapping[str, Any], label: str) -> Contents:
         else:
             start = ts if is_time(ts) else None
             contents.unreadable.append(Unreadable(name, cat, start, args))
-    contents.notes = notes.sentences()
+    contents.notes = notes.sentences() + [
+        f"{label}: events of the category {each!r} are not read, though they show what ran on the "
+        "device: dtlab reads the kernels of GPUs."
+        for each in sorted(contents.devices)
+    ]
     return contents
 
 
@@ -191,8 +203,8 @@ def check_one_rank(contents: Contents, label: str) -> None:
     several = f"of {len(processes)} processes ({', '.join(map(str, list(processes)[:4]))})"
     why = f"has operations {several}" if len(processes) > 1 else f"has {twice} twice"
     raise DtlabError(
-        f"{label} {why}: it was merged from the files of several ranks, and does not say which "
-        "kernels are of which rank. Pass each rank's own file, as export_chrome_trace wrote it."
+        f"{label} {why}: it was merged from the files of several ranks, which dtlab does not "
+        "take apart. Pass each rank's own file, as export_chrome_trace wrote it."
     )
 
 
@@ -205,6 +217,8 @@ def lacks_kernels(contents: Contents) -> bool:
     found = {entry.cat for entry in entries} | {each.cat for each in contents.unreadable}
     if found & {"kernel", "copy"}:
         return False
+    if contents.devices:
+        return True
     on_cpu = any(entry.name.startswith("gloo:") for entry in entries)
     if contents.header.get("backend") in ("nccl", "xccl", "hccl") and not on_cpu:
         return True
