@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dtlab.predict import LINKS, bubble, simulate
+from dtlab.predict import LINKS, bubble, ring_all_reduce_seconds, simulate
 from dtlab.predict.hardware import CARDS, Cluster
 from dtlab.predict.memory import activation_bytes, gpt_flops, gpt_parameters, model_states
 from dtlab.predict.plan import RECOMPUTE, SCHEDULES, Plan, Transformer, evaluate, search
+from dtlab.predict.plan.pipeline import Work, pipeline_seconds
 from dtlab.predict.simulate import Costs
-from dtlab.schedules import interleaved, one_f_one_b, zb_h1
+from dtlab.schedules import gpipe, interleaved, one_f_one_b, zb_h1
 
 A100, H100 = "A100 SXM 80 GB", "H100 SXM"
 LLAMA = Transformer(
@@ -123,11 +124,94 @@ def test_the_bubble_is_the_one_of_the_simulator(plan: Plan, schedule: Any) -> No
     model = Transformer(8, 256, 4, 1, 64)
     found = evaluate(model, Cluster(1, 4), 8, plan, card=A100)
     chunks = plan.chunks
-    trace = simulate(schedule, Costs(forward=1 / chunks, backward_input=1 / chunks,
-                                     backward_weight=1 / chunks))  # fmt: skip
+    weights = 2 * model.layer_weights / model.layer_flops  # the share of FLOPs that W has, too
+    trace = simulate(schedule, Costs(forward=1 / chunks, backward_input=(2 - weights) / chunks,
+                                     backward_weight=weights / chunks))  # fmt: skip
     busy = found.seconds["compute"] + found.seconds["uneven stages"]
     share = found.seconds["pipeline bubble"] / (busy + found.seconds["pipeline bubble"])
     assert share == pytest.approx(bubble(trace), rel=0.01)
+
+
+GENERATORS = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb_h1": zb_h1}
+
+
+def simulated(stages: Sequence[Work], schedule: str, ranks: int, m: int, message: float) -> float:
+    """The simulator's seconds of a step, for the work of each pipeline stage, in order."""
+    chunks = len(stages) // ranks
+    order = interleaved(ranks, m, chunks) if chunks > 1 else GENERATORS[schedule](ranks, m)
+    columns = [list(each) for each in zip(*stages, strict=True)]
+    return max(event.end for event in simulate(order, Costs(*columns, message)).events
+               if event.kind == "compute")  # fmt: skip
+
+
+def test_messages_count_only_as_far_as_they_are_exposed() -> None:
+    work = Work(0.020, 0.020, 0.020)  # backward: 40 ms
+    # All 2(m + p - 1) messages of 10 ms would make 880 ms.
+    wanted = {"gpipe": 0.720, "1f1b": 0.820, "zb_h1": 0.660}
+    for schedule, seconds in wanted.items():
+        found = pipeline_seconds(schedule, 4, 8, 1, work, work, 0.010)
+        assert float(found) == pytest.approx(seconds)
+        assert simulated([work] * 4, schedule, 4, 8, 0.010) == pytest.approx(seconds)
+
+
+def drawn_pipeline(draw: random.Random) -> tuple[tuple[Any, ...], Plan, str]:
+    """A small model, a cluster and a batch, a plan with a pipeline, and its kind of schedule."""
+    schedule, chunks = draw.choice(SCHEDULES[:5])
+    p, t, d = draw.randint(2, 6), draw.choice([1, 2]), draw.choice([1, 2])
+    micro, many = draw.choice([1, 2]), draw.randint(1, 12)
+    many = p * (1 + many // 4) if chunks > 1 else many
+    depth = draw.randint(1, 3)
+    model = Transformer(
+        p * chunks * depth - draw.choice([0, 0, 1]) * (depth > 1), draw.choice([256, 1024]), 4,
+        draw.choice([100, 2000, 20000]), draw.choice([64, 1024]), gated=draw.random() < 0.5,
+        fused_attention=draw.random() < 0.5,
+    )  # fmt: skip
+    inter = draw.choice(["NVLink 4", "InfiniBand NDR", "InfiniBand NDR", "100 Gb Ethernet"])
+    cluster = Cluster(p * d, t, LINKS["NVLink 4"], LINKS[inter])
+    plan = Plan(t, 1, p, d, d - 1, micro, schedule, chunks, draw.choice(["none", "full"]))
+    return (model, cluster, micro * d * many), plan, "interleaved" if chunks > 1 else schedule
+
+
+def stages_of(model: Transformer, cluster: Cluster, plan: Plan) -> tuple[list[Work], float]:
+    """The work of each stage of a plan in order, and the seconds of a message, from FLOPs."""
+    tokens, t = plan.microbatch * model.sequence_length, plan.tensor
+    flops = 0.5 * CARDS[H100].bf16_flops * t  # type: ignore[operator]
+    linear = 2 * tokens * model.layer_weights / flops
+    attention = (2 if model.fused_attention else 4) * tokens * model.sequence_length
+    attention = attention * model.hidden_size / flops
+    head = 2 * tokens * model.hidden_size * model.vocab_size / flops
+    hidden = 2 * tokens * model.hidden_size  # bytes
+    reduces = 2 * ring_all_reduce_seconds(hidden, t, cluster.intra)
+    forward = linear + attention + reduces
+    again = forward if plan.recompute == "full" else 0.0
+    inputs = linear + 2 * attention + reduces + again
+    count = plan.pipeline * plan.chunks
+    each = -(-model.num_layers // count)
+    layers = [each] * (count - 1) + [each - (each * count - model.num_layers)]
+    stages = [Work(n * forward, n * inputs, n * linear) for n in layers]
+    stages[-1] = Work(*(one + head for one in stages[-1]))
+    return stages, cluster.inter.seconds(hidden / t)
+
+
+WITHIN = {  # the largest difference; long: a message takes longer than the forward of a stage
+    "gpipe": 1e-9, "1f1b": 0.01, "zb_h1": 0.1, "interleaved": 0.05, "interleaved, long": 0.2,
+}  # fmt: skip
+
+
+def test_two_hundred_pipelines_take_as_long_as_in_the_simulator() -> None:
+    draw, far = random.Random(0), dict.fromkeys(WITHIN, 0.0)
+    for _ in range(200):
+        (model, cluster, batch), plan, kind = drawn_pipeline(draw)
+        found = evaluate(model, cluster, batch, plan, memory=1e15)
+        assert not found.reason, found.reason
+        assert min(found.seconds["pipeline bubble"], found.seconds["pipeline messages"]) > -1e-12
+        stages, message = stages_of(model, cluster, plan)
+        many = batch // (plan.data * plan.microbatch)
+        seconds = simulated(stages, plan.schedule, plan.pipeline, many, message)
+        planned = found.step_seconds - found.seconds["data parallelism"]
+        kind += ", long" * (kind == "interleaved" and message > stages[0].forward)
+        far[kind] = max(far[kind], abs(planned / seconds - 1))
+    assert all(far[kind] <= WITHIN[kind] for kind in far), far
 
 
 def test_each_rejected_plan_has_its_reason() -> None:

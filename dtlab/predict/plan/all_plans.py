@@ -28,6 +28,7 @@ from dtlab.predict.plan.cost import (
     estimate_of,
     problem_of,
 )
+from dtlab.predict.plan.pipeline import Work, pipeline_seconds
 from dtlab.predict.transformer import Transformer
 
 __all__ = ["Search", "search"]
@@ -280,16 +281,21 @@ def _costs(problem: Problem, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[_
     forward = compute + tensor + context
     backward = 2 * compute + tensor + 2 * context + np.where(full, forward, 0)
     backward = backward + np.where(selective, tokens * model.attention_flops / speed, 0)
-    both = forward + backward
-    with_head = last * both + 3 * head
-    slower = np.where(p == 1, True, with_head > first * both)
-    stage_layers, heads = np.where(slower, last, first), slower * 1
-    stage_forward = stage_layers * forward + heads * head
-    stage_backward = stage_layers * backward + heads * 2 * head
-    stage = stage_forward + stage_backward
-    fill = np.where(is_zb, stage - 2 * stage_layers * compute, stage / v)
-    send = latency["pipeline"] + hidden / t / bandwidth["pipeline"]
-    sends = np.where(p > 1, 2 * (m * v + p - 1), 0)
+    weights = 2 * tokens * model.layer_weights / speed
+    layer = Work(forward, backward - weights, weights)
+    work = Work(*(first * each for each in layer))
+    end = Work(*(last * each + head for each in layer))
+    on_end = (p == 1) | (end.total > work.total)
+    stage_forward = np.where(on_end, end.forward, work.forward)
+    stage_backward = np.where(on_end, end.backward, work.backward)
+    message = latency["pipeline"] + hidden / t / bandwidth["pipeline"]
+    pipeline = np.zeros(len(t))
+    for number, (name, chunks) in enumerate(SCHEDULES):
+        rows = np.flatnonzero(kind == number)
+        middle, final = (Work(*(each[rows] for each in stage)) for stage in (work, end))
+        pipeline[rows] = pipeline_seconds(
+            name, p[rows], m[rows], chunks, middle, final, message[rows]
+        )
     tables = np.where((p > 1) | (not model.gated), 1, 2)
     params = (first * model.layer_params + model.embedding_params * tables) / t
     rounds = (n - 1) * latency["data"]
@@ -302,7 +308,7 @@ def _costs(problem: Problem, columns: Mapping[str, npt.NDArray[Any]]) -> tuple[_
         [np.maximum(0, 2 * reduce - stage_backward), after + before, m * after + before],
         m * (before + np.maximum(0, gather + reduce - stage_backward)),
     )
-    return total, m * stage + (p - 1) * fill + sends * send + data
+    return total, pipeline + data
 
 
 def _links_of_rows(

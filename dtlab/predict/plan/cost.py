@@ -9,12 +9,25 @@ A plan says how many GPUs each kind of parallelism gets, and how a step runs:
     microbatch, schedule, chunks          the order of work in the pipeline
     recompute, sequence_parallel          which activations are saved, and on which rank
 
-`evaluate` adds up bytes and seconds with the formulas of `predict.memory` and
-`predict.communication`. `search`, in `all_plans.py`, does the same arithmetic for all plans at
-once, in NumPy arrays; a test compares the two on random problems.
+`evaluate` adds up bytes and seconds with the formulas of `predict.memory`,
+`predict.communication` and, for pipelines, `pipeline.py`. `search`, in `all_plans.py`, does the
+same arithmetic for all plans at once, in NumPy arrays; a test compares the two on random problems.
 
-The estimate leaves out: kernels that slow down on small matrices (`efficiency` is one number for
-all plans), the optimizer's step, the input pipeline, and stragglers.
+What the estimate assumes:
+
+- `efficiency` is one number for all plans, so kernels do not slow down on small matrices.
+- The last pipeline stage has the layers that are missing if the stages do not divide them, and the
+  output head. A pipeline's messages occupy no rank and do not slow each other down.
+- Tensor and context parallelism do not overlap with computing. With sequence parallelism, backward
+  gathers the inputs of the column-parallel layers again; this overlaps with the gradients of these
+  inputs (Korthikanti et al. 2022, section 4.2.2), and is not counted.
+- The communication of the data axis hides behind the forward or backward of one microbatch, even
+  the first gather of ZeRO stage 3 and the reduction of the last gradients, which overlap with
+  nothing in a real run.
+- Fused attention computes the half of the matrix that a causal mask leaves, and the MFU counts
+  this half only. Papers often count the whole matrix, which gives a higher MFU.
+
+It leaves out the optimizer's step, the input pipeline, and stragglers.
 """
 
 from __future__ import annotations
@@ -31,6 +44,7 @@ from dtlab.predict.communication import (
 )
 from dtlab.predict.hardware import CARDS, Card, Cluster, Link
 from dtlab.predict.memory import PrecisionPolicy, model_states, precision_policy
+from dtlab.predict.plan.pipeline import Work, pipeline_seconds
 from dtlab.predict.transformer import Recompute, Transformer, activation_bytes
 from dtlab.predict.units import check_bytes, check_count, counted, in_gb, is_number
 
@@ -161,7 +175,10 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilisation: `flops_per_gpu` divided by the card's peak."""
+        """Model FLOPs utilisation: `flops_per_gpu` divided by the card's peak.
+
+        With fused attention, it counts the causal half of attention's operations.
+        """
         return self.flops_per_gpu * self.problem.efficiency / self.problem.flops_per_second
 
     def words(self) -> list[str]:
@@ -375,17 +392,19 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     forward = compute + tensor + context
     backward = 2 * compute + tensor + 2 * context + again + tensor_again + context_again
 
-    # Seconds of the slower stage: of the first, or of the last, which also computes the head.
-    layers, heads = max(
-        ((first, int(p == 1)), (last, 1)),
-        key=lambda end: end[0] * (forward + backward) + end[1] * 3 * head,
-    )
-    stage_forward = layers * forward + heads * head
-    stage_backward = layers * backward + heads * 2 * head
-    stage = stage_forward + stage_backward
-    fill = stage - 2 * layers * compute if plan.schedule == "zb_h1" else stage / plan.chunks
+    # Seconds of a stage, and of the last one, which also computes the head.
+    weights = 2 * tokens * model.layer_weights / speed  # W: attention's products have none
+    layer = Work(forward, backward - weights, weights)
+    work = Work(*(first * each for each in layer))
+    end = Work(*(last * each + head for each in layer))
+    layers, heads = (last, 1) if p == 1 or end.total > work.total else (first, 0)
+    slower = end if heads else work
     sent = hidden / t  # each tensor rank sends its share: Narayanan et al. 2021, section 4.1
-    sends = 0.0 if p == 1 else 2 * (microbatches * plan.chunks + p - 1)
+    message = links["pipeline"].seconds(sent) if p > 1 else 0.0
+    without, with_messages = (
+        float(pipeline_seconds(plan.schedule, p, microbatches, plan.chunks, work, end, each))
+        for each in (0.0, message)
+    )
 
     # Communication among the ranks that share states: once per step, or once per microbatch at
     # ZeRO stages 2 and 3.
@@ -394,11 +413,11 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
     reduce = reduce_scatter_seconds(policy.gradients * params, n, links["data"])
     gather = all_gather_seconds(policy.weights * params, n, links["data"])
     data = [
-        max(0.0, 2 * reduce - stage_backward),
-        max(0.0, reduce - stage_backward) + max(0.0, gather - stage_forward),
-        microbatches * max(0.0, reduce - stage_backward) + max(0.0, gather - stage_forward),
+        max(0.0, 2 * reduce - slower.backward),
+        max(0.0, reduce - slower.backward) + max(0.0, gather - slower.forward),
+        microbatches * max(0.0, reduce - slower.backward) + max(0.0, gather - slower.forward),
         microbatches
-        * (max(0.0, gather - stage_forward) + max(0.0, gather + reduce - stage_backward)),
+        * (max(0.0, gather - slower.forward) + max(0.0, gather + reduce - slower.backward)),
     ][plan.zero]
 
     even = model.step_flops(problem.batch) / plan.gpus / problem.flops_per_second
@@ -408,8 +427,8 @@ def _seconds(problem: Problem, plan: Plan) -> dict[str, float]:
         "recomputation": microbatches * layers * again,
         "tensor parallelism": microbatches * layers * (2 * tensor + tensor_again),
         "context parallelism": microbatches * layers * (3 * context + context_again),
-        "pipeline bubble": (p - 1) * fill,
-        "pipeline messages": sends * links["pipeline"].seconds(sent) if p > 1 else 0.0,
+        "pipeline bubble": without - microbatches * slower.total,
+        "pipeline messages": with_messages - without,
         "data parallelism": data,
     }
 

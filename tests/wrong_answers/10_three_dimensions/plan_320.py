@@ -6,10 +6,11 @@ of its message. What is named neither there nor "blocked" in the report must be 
 
 from dataclasses import asdict, replace
 from itertools import product
+from random import Random
 
 from dtlab.predict import Cluster
 from dtlab.predict.plan import Plan, evaluate, search
-from dtlab.units.unit10.plan_320 import Setting
+from dtlab.units.unit10.plan_320 import draw_settings
 
 
 def divisors(number):
@@ -102,12 +103,8 @@ def searched(model, cluster, batch, memory):
     return asdict(search(model, cluster, batch, memory=memory).best(1)[0].plan)
 
 
-# What `draw_settings(Random(0))` draws in the notebook. Their best plans are known by then.
-SETTINGS = [
-    Setting("node", 28, 7680, 64, 1, 25e9, 128, 72e9),
-    Setting("slow", 62, 5120, 40, 3, 12.5e9, 1536, 64e9),
-    Setting("few", 44, 6144, 48, 4, 25e9, 144, 66e9),
-]
+# What the notebook draws. Their best plans are known by then.
+SETTINGS = draw_settings(Random(0))
 assert all(each.best.plan for each in SETTINGS)
 
 
@@ -172,10 +169,17 @@ zero_3_as_in_one_node = named(
     "zero_3_as_in_one_node", only(lambda p: p.zero == 3 and p.tensor * p.pipeline <= 2)
 )
 pure_pipeline = named("pure_pipeline", only(lambda p: p.tensor == p.data == 1))
-tensor_across_nodes = named(
-    "tensor_across_nodes",
-    only(lambda p: p.tensor == 16 or p.tensor == 24, lambda cluster: cluster.nodes > 1),
-)
+
+
+def tensor_across_nodes(model, cluster, batch, memory):
+    """Where tokens are few: 16 or 24 tensor ranks, or 8 if these divide no heads."""
+    if cluster.nodes == 1 or batch > 200:
+        return asdict(fastest(model, cluster, batch, memory))
+    wide = [t for t in (16, 24) if model.num_heads % t == 0 and cluster.size % t == 0]
+    sizes = wide or [8]
+    return asdict(fastest(model, cluster, batch, memory, allowed=lambda p: p.tensor in sizes))
+
+
 always_eight_tensor_ranks = named("always_eight_tensor_ranks", only(lambda p: p.tensor == 8))
 eight_on_one_node = named(
     "eight_on_one_node", only(lambda p: p.tensor == 8, lambda cluster: cluster.nodes == 1)
