@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import dtlab
 from dtlab.cli import main
 from dtlab.errors import DtlabError
 from dtlab.trace import Event, Trace
@@ -315,6 +316,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"traceEvents": [{"ph": "i", "name": "[memory]", "ts": 1}]}, "has only events of memory"),
     ({"segments": [], "device_traces": []}, "is a snapshot of the GPU's memory"),
     ({"traceEvents": [x(cat="python_function")]}, "has only the stacks of Python"),
+    ([x(cat="python_function"), x(cat="user_annotation", name="ProfilerStep#3")],
+     "has only the stacks of Python"),
     (b"main;train;forward 17\nmain;train;backward 31\n", "has stacks (export_stacks)"),
     ({"$schema": "x", "profiles": []}, "is a profile for speedscope"),
     ({"schema": "1.1.1", "nodes": []}, "is an execution trace (ExecutionTraceObserver)"),
@@ -414,6 +417,24 @@ def test_one_cycle_of_a_profiler_is_read_from_a_folder(
     assert f"This is the one of {steps[0]} to {steps[1]}" in trace.notes[0]
     with pytest.raises(DtlabError, match="are both of rank 0|has the profiler's steps"):
         Trace.from_chrome(sorted(tmp_path.iterdir()))
+
+
+def test_cycles_of_a_job_without_ranks_are_not_taken_for_ranks(tmp_path: Path) -> None:
+    for number, steps in enumerate([(2, 3), (6, 7), (10, 11)]):
+        content = job(steps=steps)
+        del content["distributedInfo"]
+        saved(tmp_path, content, f"host_{number}.pt.trace.json")
+    trace = Trace.from_chrome(tmp_path)
+    assert trace.world_size == 1
+    assert "3 cycles of the profiler, with the steps 2 to 3, 6 to 7, 10 to 11" in trace.notes[0]
+
+
+@pytest.mark.parametrize("key", ["ts", "dur"])
+def test_a_figure_of_a_trace_with_unreadable_events(key: str, tmp_path: Path) -> None:
+    content = job()
+    content["traceEvents"][8][key] = None
+    trace = Trace.from_chrome(saved(tmp_path, content))
+    assert "4 all_reduce" in str(dtlab.show.timeline(trace).alt_text)
 
 
 def test_ranks_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,13 +9,17 @@ the shapes and types of the arguments of `c10d::allreduce_`.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from dtlab.trace.reading.entries import MOST_ELEMENTS, is_rank
+from dtlab.trace.reading.entries import CALLS, MOST_ELEMENTS, is_rank
 
-__all__ = ["Groups", "Op", "dtype_of", "elements_of", "is_public", "peer_and_tag", "public_name"]
+__all__ = [
+    "Call", "Groups", "Op", "dtype_of", "elements_of", "find_calls", "is_call", "is_public",
+    "issued", "peer_and_tag", "public_name",
+]  # fmt: skip
 
 
 class Op(NamedTuple):
@@ -156,3 +160,57 @@ def peer_and_tag(
     if len(numbers) == 2 and ranks:  # c10d has the number in the group; without it, any source
         return ranks[numbers[0] : numbers[0] + 1], numbers[1]
     return (), numbers[-1] if numbers else 0
+
+
+class Call:
+    """A call of a collective on the CPU: `c10d::allreduce_` and what is nested in it."""
+
+    def __init__(self, op: Op) -> None:
+        self.tid, self.start, self.end = op.tid, op.start, op.end
+        self.ops = [op]
+
+    @property
+    def args(self) -> Mapping[str, Any]:
+        """The arguments that `record_param_comms` wrote, or none."""
+        return next((op.args for op in self.ops if "Collective name" in op.args), {})
+
+    @property
+    def name(self) -> str:
+        written = [str(self.args.get("Collective name", "")), *(op.name for op in self.ops)]
+        names = [public_name(each) for each in written if each and each != "record_param_comms"]
+        return next((name for name in names if is_public(name)), (*names, "unknown")[0])
+
+
+def is_call(op: Op) -> bool:
+    return op.name.startswith(CALLS) and not op.name.startswith("gloo:")
+
+
+def find_calls(ops: Sequence[Op]) -> list[Call]:
+    """Return the calls of collectives, each with the operations nested in it, by start."""
+    calls: list[Call] = []
+    open_: dict[Any, Call] = {}
+    for op in ops:
+        if op.cat not in ("cpu_op", "note") or not is_call(op):
+            continue
+        if op.tid in open_ and op.start < open_[op.tid].end:
+            open_[op.tid].ops.append(op)
+        else:
+            open_[op.tid] = Call(op)
+            calls.append(open_[op.tid])
+    return calls
+
+
+def issued(gloo: Sequence[Op], calls: Sequence[Call]) -> Iterator[tuple[Op, Call | None]]:
+    """Pair each operation of gloo with the call that issued it: first issued, first started.
+
+    gloo carries out a reduce-scatter as an all-reduce.
+    """
+    waiting: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        waiting["all_reduce" if call.name == "reduce_scatter" else call.name].append(call)
+    for op in gloo:
+        queue = waiting[public_name(op.name)]
+        if queue and queue[0].start <= op.start:
+            yield op, queue.pop(0)
+        else:
+            yield op, None

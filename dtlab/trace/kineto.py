@@ -28,11 +28,15 @@ from typing import Any
 
 from dtlab.errors import DtlabError
 from dtlab.trace.collective_args import (
+    Call,
     Groups,
     Op,
     dtype_of,
     elements_of,
+    find_calls,
+    is_call,
     is_public,
+    issued,
     peer_and_tag,
     public_name,
 )
@@ -46,7 +50,7 @@ from dtlab.trace.reading.entries import (
     clean,
     lacks_kernels,
 )
-from dtlab.trace.reading.files import NO_OPERATIONS
+from dtlab.trace.reading.files import NO_OPERATIONS, ONLY_STACKS
 from dtlab.trace.reading.kernels import NCCL, CommKernels, Spans, operation, pattern_of
 
 __all__ = ["Part", "parse"]
@@ -97,6 +101,9 @@ def parse(
         raise DtlabError(f"{label} has no operation with a readable time. {contents.notes[0]}")
     if not contents.entries:
         raise DtlabError(f"{label} {NO_OPERATIONS}")
+    only_steps = all(each.cat == "note" and STEP.fullmatch(each.name) for each in contents.entries)
+    if contents.has_stacks and only_steps:
+        raise DtlabError(f"{label} {ONLY_STACKS}")
     check_one_rank(contents, label)
     if "rank" not in about and rank is None:
         bad = [note for note in contents.notes if '"rank" of distributedInfo' in note]
@@ -136,29 +143,6 @@ def _ops(contents: Contents) -> tuple[list[Op], float]:
     return ops, first
 
 
-class _Call:
-    """A call of a collective on the CPU: `c10d::allreduce_` and what is nested in it."""
-
-    def __init__(self, op: Op) -> None:
-        self.tid, self.start, self.end = op.tid, op.start, op.end
-        self.ops = [op]
-
-    @property
-    def args(self) -> Mapping[str, Any]:
-        """The arguments that `record_param_comms` wrote, or none."""
-        return next((op.args for op in self.ops if "Collective name" in op.args), {})
-
-    @property
-    def name(self) -> str:
-        written = [str(self.args.get("Collective name", "")), *(op.name for op in self.ops)]
-        names = [public_name(each) for each in written if each and each != "record_param_comms"]
-        return next((name for name in names if is_public(name)), (*names, "unknown")[0])
-
-
-def _is_call(op: Op) -> bool:
-    return op.name.startswith(CALLS) and not op.name.startswith("gloo:")
-
-
 class _Rank:
     """Builds the events of one rank from its operations."""
 
@@ -169,8 +153,8 @@ class _Rank:
         self.ops = ops
         self.comm = comm
         self.on_gpu = any(op.cat in ("kernel", "copy") for op in ops)
-        self.calls = _calls(ops)
-        self.calls_of: dict[Any, list[_Call]] = defaultdict(list)
+        self.calls = find_calls(ops)
+        self.calls_of: dict[Any, list[Call]] = defaultdict(list)
         for call in self.calls:
             self.calls_of[call.tid].append(call)
         self.gloo = [op for op in ops if op.cat != "kernel" and op.name.startswith("gloo:")]
@@ -221,7 +205,7 @@ class _Rank:
                 if outermost and op.cat == "cpu_op" and self.comm.is_users(op.name):
                     extra = self._thread(op) | {"blocked": [(op.start, op.end)]}
                     yield self._comm(operation(op.name), op.start, op.end, {}, [], extra, False)
-                elif outermost and op.cat == "cpu_op" and not _is_call(op) and not waits:
+                elif outermost and op.cat == "cpu_op" and not is_call(op) and not waits:
                     phase = self._phase(op)
                     name = op.name.removeprefix("autograd::engine::evaluate_function: ")
                     yield self._compute(name, op, self._thread(op) | phase)
@@ -241,7 +225,7 @@ class _Rank:
     def _communicates(self, op: Op) -> bool:
         return "Collective name" in op.args or self.comm.library(op.name) != ""
 
-    def _call_of(self, kernel: Op) -> _Call | None:
+    def _call_of(self, kernel: Op) -> Call | None:
         """Return the call of a collective that launched a kernel."""
         launch = self.launches.get(kernel.args.get("correlation"))
         return self._call_at(launch) if launch else None
@@ -272,8 +256,8 @@ class _Rank:
         A rank that is alone in its group copies, or does nothing.
         """
         for call in self.calls:
-            issued = any(op.name.startswith(("nccl:", "xccl:", "hccl:")) for op in call.ops)
-            if issued and id(call) not in self.carried:
+            called = any(op.name.startswith(("nccl:", "xccl:", "hccl:")) for op in call.ops)
+            if called and id(call) not in self.carried:
                 extra = self._thread(call.ops[0]) | {"blocked": []}
                 yield self._comm(call.name, call.start, call.end, call.args, call.ops, extra)
 
@@ -284,14 +268,14 @@ class _Rank:
         """
         kernels = [op for op in self.ops if op.cat == "kernel"]
         known = [op for op in kernels if self._communicates(op)]
-        issued = [(op.start, op.end, public_name(op.name)) for op in self.gpu_notes
+        recorded = [(op.start, op.end, public_name(op.name)) for op in self.gpu_notes
                   if op.name.startswith(CALLS)]  # fmt: skip
         if all(op.args.get("correlation") in self.launches for op in known):
-            issued += [(call.start, call.end, call.name) for call in self.calls
+            recorded += [(call.start, call.end, call.name) for call in self.calls
                        if id(call) not in self.carried and call.name != "barrier"]  # fmt: skip
         taken = Spans((op.start, op.end, op.name) for op in known)
-        alone = Spans(span for span in issued if not taken.at(span[0], span[1]))
-        for op in kernels if self.calls or issued else ():
+        alone = Spans(span for span in recorded if not taken.at(span[0], span[1]))
+        for op in kernels if self.calls or recorded else ():
             if not self.comm.may_communicate(op.name):
                 continue
             call = self._call_of(op)
@@ -335,7 +319,7 @@ class _Rank:
                 yield Event(rank, "compute", name, (), 0, end, end, extra)
 
     def _gloo_events(self) -> Iterator[Event]:
-        pairs = list(_issued(self.gloo, self.calls))
+        pairs = list(issued(self.gloo, self.calls))
         has_calls = any(call for _, call in pairs)  # old files have none
         for op, call in pairs:
             name = call.name if call else public_name(op.name)
@@ -392,7 +376,7 @@ class _Rank:
         found = bisect_right(starts, op.start) - 1
         return {"phase": names[found]} if found >= 0 and op.start < ends[found] else {}
 
-    def _call_at(self, op: Op) -> _Call | None:
+    def _call_at(self, op: Op) -> Call | None:
         """Return the call that encloses an operation of the CPU."""
         calls = self.calls_of.get(op.tid, [])
         found = bisect_right(calls, op.start, key=lambda call: call.start) - 1
@@ -472,34 +456,3 @@ def _phase_of(name: str) -> str:
     if lowered.startswith("aten::"):
         return ""
     return next((word for word in ("optimizer", "backward", "forward") if word in lowered), "")
-
-
-def _calls(ops: Sequence[Op]) -> list[_Call]:
-    """Return the calls of collectives, each with the operations nested in it, by start."""
-    calls: list[_Call] = []
-    open_: dict[Any, _Call] = {}
-    for op in ops:
-        if op.cat not in ("cpu_op", "note") or not _is_call(op):
-            continue
-        if op.tid in open_ and op.start < open_[op.tid].end:
-            open_[op.tid].ops.append(op)
-        else:
-            open_[op.tid] = _Call(op)
-            calls.append(open_[op.tid])
-    return calls
-
-
-def _issued(gloo: Sequence[Op], calls: Sequence[_Call]) -> Iterator[tuple[Op, _Call | None]]:
-    """Pair each operation of gloo with the call that issued it: first issued, first started.
-
-    gloo carries out a reduce-scatter as an all-reduce.
-    """
-    waiting: dict[str, list[_Call]] = defaultdict(list)
-    for call in calls:
-        waiting["all_reduce" if call.name == "reduce_scatter" else call.name].append(call)
-    for op in gloo:
-        queue = waiting[public_name(op.name)]
-        if queue and queue[0].start <= op.start:
-            yield op, queue.pop(0)
-        else:
-            yield op, None

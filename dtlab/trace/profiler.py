@@ -36,12 +36,13 @@ def parts_of(files: Sequence[File], comm: CommKernels) -> list[Part]:
     A file in a folder that cannot be read is left out; of several cycles of a profiler's schedule
     in a folder, the last one that most ranks wrote is taken. Notes say so.
     """
-    alone = 0 if len(files) == 1 else None
+    alone = 0 if len(files) == 1 or _are_cycles(files) else None
+    ranks = 1 if alone == 0 else len(files)
     parts, refused = [], []
     for file in files:
         content, notes = _with_rank(file)
         try:
-            part = parse(content, file.label, alone, len(files), comm)
+            part = parse(content, file.label, alone, ranks, comm)
         except DtlabError as error:
             if not file.from_folder:
                 raise
@@ -70,6 +71,19 @@ def _with_rank(file: File) -> tuple[Mapping[str, Any], list[str]]:
         "say."
     ] * (written != file.rank and is_rank(written))
     return {**file.content, "distributedInfo": {**about, "rank": file.rank}}, notes
+
+
+def _are_cycles(files: Sequence[File]) -> bool:
+    """Return whether files of a folder, which name no rank, have different steps of one job."""
+    steps = []
+    for file in files:
+        about = file.content.get("distributedInfo")
+        if not file.from_folder or (isinstance(about, Mapping) and "rank" in about):
+            return False
+        names = (entry.get("name") for entry in file.content["traceEvents"]
+                 if isinstance(entry, Mapping))  # fmt: skip
+        steps.append({name for name in names if str(name).startswith("ProfilerStep#")})
+    return all(steps) and sum(map(len, steps)) == len(set().union(*steps))
 
 
 def _one_cycle(parts: list[Part]) -> list[Part]:

@@ -74,7 +74,7 @@ class Contents:
     """What can be read of a trace; `header` has rank, world_size, backend, pg_config, zero, host.
 
     `zero` is the Unix time of ts 0 in ns, None if it cannot be read. `devices` are the categories
-    of events of other devices than GPUs, which are not read.
+    of events of other devices than GPUs, which are not read. `has_stacks`: Python was recorded.
     """
 
     header: dict[str, Any]
@@ -82,6 +82,7 @@ class Contents:
     unreadable: list[Unreadable]
     notes: list[str]
     devices: set[str]
+    has_stacks: bool = False
 
 
 _MISSING: Final = object()
@@ -153,6 +154,7 @@ def clean(content: Mapping[str, Any], label: str) -> Contents:
         cat = "kernel" if odd else category(entry.get("cat"))
         if cat is None and entry.get("cat") in _DEVICES:
             contents.devices.add(entry["cat"])
+        contents.has_stacks |= entry.get("cat") == "python_function"
         if cat is None or (entry.get("ph") != "X" and not odd):
             continue
         if not isinstance(entry.get("name", ""), str):

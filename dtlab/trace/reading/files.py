@@ -20,7 +20,7 @@ from typing import Any, Final
 from dtlab.errors import DtlabError
 from dtlab.trace.reading.entries import Broken, category, in_words, is_rank
 
-__all__ = ["NO_OPERATIONS", "File", "PathType", "files_in", "read", "read_file"]
+__all__ = ["NO_OPERATIONS", "ONLY_STACKS", "File", "PathType", "files_in", "read", "read_file"]
 
 PathType = str | PathLike[str]
 
@@ -315,10 +315,7 @@ def _of_others(entries: Sequence[dict[str, Any]]) -> str:
             "traces of GPUs and CPUs: open this one in MindStudio Insight."
         )
     if cats and cats <= {"python_function", "Trace", "overhead", "fwdbwd", "ac2g"}:
-        return (
-            "has only the stacks of Python (python_function), no operations of the CPU or the "
-            "GPU: the profiler did not record them. " + _RECORD
-        )
+        return ONLY_STACKS
     if "dynamo_timed" in cats:
         return f"is a log of torch.compile (chromium events), not of a job's operations. {_EXPORT}"
     if not cats and any(entry.get("name") == "[memory]" for entry in entries):
@@ -341,6 +338,10 @@ def _of_others(entries: Sequence[dict[str, Any]]) -> str:
 _RECORD: Final = (
     "Record operations: torch.profiler.profile(activities=[ProfilerActivity.CPU, "
     "ProfilerActivity.CUDA])."
+)
+ONLY_STACKS: Final = (
+    "has only the stacks of Python (python_function), no operations of the CPU or the GPU: the "
+    "profiler did not record them. " + _RECORD
 )
 
 

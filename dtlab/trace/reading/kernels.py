@@ -159,7 +159,7 @@ class CommKernels:
         if self.counts:
             most = self.counts.most_common(4)
             names = ", ".join(f"{_function(name) or name} ({count})" for name, count in most)
-            more = f" and {len(self.counts) - len(most)} more names" * (len(self.counts) > 4)
+            more = f" and {len(self.counts) - 4} with other names" * (len(self.counts) > 4)
             notes.append(
                 f"Counted as communication by their names: {names}{more}. These kernels do not "
                 "name their group, so waiting for a late rank counts as communication too."
