@@ -119,8 +119,10 @@ def test_facts_that_move_light_another_way() -> None:
 def test_tokens_decide_between_stage_3_and_three_dimensions() -> None:
     explorer = explore_decision()
     explorer.controls["tokens_per_gpu"].field.value = "256"
-    assert explorer.figure.alt_text.startswith("Pipeline parallelism")  # 16 GPUs, 16 blocks
+    assert explorer.figure.alt_text.startswith("Pipeline parallelism")  # 16 GPUs, 48 blocks
     explorer.controls["num_gpus"].field.value = "32"
+    assert explorer.figure.alt_text.startswith("Pipeline parallelism")
+    explorer.controls["num_blocks"].field.value = "24"
     assert explorer.figure.alt_text.startswith("Data x tensor x pipeline parallelism")
 
 

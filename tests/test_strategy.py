@@ -7,13 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from dtlab.predict.hardware import CARDS, Card
 from dtlab.predict.memory import POLICIES, model_states, smallest_world_size
 from dtlab.predict.strategy import Choice, choose
 from dtlab.predict.strategy.decision import FACTS, ROOT, TREE, Leaf, Question, tree_words, walk
+from dtlab.training.activation import checkpoint_every, peak_bytes
+from dtlab.training.transformer_layer import TransformerLayer
 
 GB = 1e9
 LEAVES = {name: node for name, node in TREE.items() if isinstance(node, Leaf)}
@@ -101,10 +105,15 @@ def test_activations_beside_the_states_are_shared_inside_the_node() -> None:
 def test_few_tokens_do_not_hide_the_traffic_of_stage_3() -> None:
     def leaf(tokens: float | None, card: str | None) -> str:
         known = None if card is None else CARDS[card]
-        job = choose(175e9, 80e9, 10e9, num_gpus=1024, tokens_per_gpu=tokens, card=known)
+        job = choose(175e9, 80e9, 10e9, num_gpus=1024, num_blocks=96, tokens_per_gpu=tokens,
+                     card=known)  # fmt: skip
         return job.leaf.id
 
     assert leaf(2048, "H100 SXM") == "three_d"
+    unknown_depth = choose(175e9, 80e9, 10e9, num_gpus=1024, tokens_per_gpu=2048,
+                           card=CARDS["H100 SXM"])  # fmt: skip
+    assert unknown_depth.leaf.id == "pipeline"  # no number of blocks rules it out
+    assert "for each GPU?   not known" in unknown_depth.tree
     deep = choose(175e9, 80e9, 10e9, num_gpus=64, num_blocks=96, tokens_per_gpu=512,
                   card=CARDS["H100 SXM"])  # fmt: skip
     assert deep.leaf.id == "pipeline"
@@ -129,7 +138,7 @@ def test_what_each_measure_brings() -> None:
     brings = {each.name: each.brings for each in found.cheaper}
     assert brings == pytest.approx({
         "gradient accumulation": 30e9,
-        "activation checkpointing": 30e9,  # 8 of 64 kept, and 8 recomputed at a time
+        "activation checkpointing": 40e9 * (1 - (32 + 40) / 1280),  # of 64 x 20 inputs
         "bf16": 20e9,  # of activations: 16 bytes of state stay 16
         "LoRA": 160e9 - 40e9 - 1.6e9,
         "offload": 80e9,
@@ -141,6 +150,35 @@ def test_what_each_measure_brings() -> None:
     ]  # fmt: skip
     # 200 GB have to become 80
     assert {each.name for each in found.cheaper if each.enough} == {"a bigger GPU"}
+
+
+def checkpointing(num_blocks: int) -> tuple[str, float]:
+    """What `choose` says on checkpointing this many blocks, and the share that it saves."""
+    found = choose(10e9, 80e9, 40e9, num_blocks=num_blocks).cheaper
+    measure = next(each for each in found if each.name == "activation checkpointing")
+    return measure.how, measure.brings / 40e9
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "every"),
+    [(2, "each one"), (16, "each one"), (39, "each one"), (41, "one in 2"), (119, "one in 2"),
+     (121, "one in 3")],
+)  # fmt: skip
+def test_each_block_is_recomputed_alone_below_forty_blocks(num_blocks: int, every: str) -> None:
+    how, saved = checkpointing(num_blocks)
+    assert how.startswith(f"With {num_blocks} blocks, save the input of {every}, and recompute")
+    share = {k: (num_blocks / k + 20 * k) / (20 * num_blocks) for k in range(1, num_blocks + 1)}
+    assert saved == pytest.approx(1 - min(share.values()))
+
+
+def test_measured_peaks_of_twelve_blocks_are_least_if_each_is_recomputed_alone() -> None:
+    blocks = nn.Sequential(*[TransformerLayer(64, 4, dropout=0.0) for _ in range(12)])
+    x = torch.randn(4, 32, 64)
+    peaks = {k: peak_bytes(checkpoint_every(blocks, k), x) for k in (1, 2, 3, 4, 6, 12)}
+    assert min(peaks, key=peaks.__getitem__) == 1
+    assert "each one" in checkpointing(12)[0]
+    saved = 1 - peaks[1] / peaks[12]  # 12: nothing is recomputed
+    assert saved == pytest.approx(checkpointing(12)[1], abs=0.07)
 
 
 def test_enough_is_enough() -> None:
@@ -210,7 +248,10 @@ def test_it_says_what_and_why() -> None:
     assert lines[0] == "ZeRO stage 3 (FSDP) (42 GB on each GPU)"
     assert lines[1].startswith("Because a whole replica with its activations, 642 GB, is more")
     assert lines[3] == "Cheaper, so try these first:"
-    assert lines[4].startswith("  activation checkpointing: With 16 blocks, save one in 4")
+    assert lines[4] == (
+        "  activation checkpointing: Save the input of each block only, and recompute the block "
+        "in backward. It costs one more forward pass. Gain: up to 1.9 GB."
+    )
     known = choose(200e6, 80e9)  # nobody knows how long it takes
     assert known.because.question.id == "replica"
     assert str(choose(5e9, 80e9 - 1).because).endswith(

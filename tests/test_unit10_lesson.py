@@ -10,6 +10,12 @@ import pytest
 
 import dtlab
 from dtlab.predict import CARDS, LINKS, gpt_flops, in_gb, ring_all_reduce_seconds
+from dtlab.predict.memory import (
+    activation_bytes,
+    first_stage_activation_bytes,
+    gpt_parameters,
+    model_states,
+)
 from dtlab.predict.plan import Plan, Transformer, evaluate
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks" / "10_three_dimensions.ipynb"
@@ -71,3 +77,36 @@ def test_the_budget_is_named_as_it_is_used() -> None:
     assert in_gb(memory) == "85.9 GB"
     assert "of 80 GB as" not in cell("memory")
     assert "2**30" in cell("activations-run")
+    assert "80e9" not in cell("strategy-run")
+    assert "CARDS[" in cell("strategy-run")
+
+
+def test_full_recomputation_keeps_the_inputs_of_a_ranks_own_tokens() -> None:
+    share = -(-gpt_parameters(96, 12288, 51200, 2048) // 64)
+    names: dict[str, Any] = {
+        "activation_bytes": activation_bytes,
+        "first_stage_activation_bytes": first_stage_activation_bytes,
+        "model_states": model_states,
+        "share": share,
+        "in_gb": in_gb,
+        "CARDS": CARDS,
+    }
+    exec(cell("activations-run"), names)
+    # 2sbh/t for each of 96 layers; the pipeline's first stage keeps as many (section 4.2.3)
+    assert 96 * names["full"] == 96 * 2 * 2048 * 12288 / 8
+    assert names["kept"] == pytest.approx(96 * 2048 * 12288 * (34 + 5 * 96 * 2048 / 12288) / 8)
+
+
+def test_metas_axes_fit_with_full_recomputation() -> None:
+    """Section 7: a rank keeps the inputs of 8 layers, 16 microbatches in flight, over 8 ranks."""
+    names: dict[str, Any] = {"STAGES": []}
+    exec(cell("llama-run").partition("for gpus")[0].partition("STAGES")[0], names)
+    model = Transformer(sequence_length=8192, **names["LLAMA"])
+    cluster = dtlab.Cluster(2048, 8, LINKS["NVLink 4"], LINKS["InfiniBand NDR"])
+    plan = Plan(8, 1, 16, 128, 1, 1, "1f1b", 1, "full", sequence_parallel=True)
+    found = evaluate(model, cluster, 2048, plan, policy="mixed_fp32_grads")
+    inputs = 16 * 8 * 2 * 8192 * 16384 / 8
+    again = activation_bytes(8192, 1, 16384, 128, 8, True, "none", False, True, kv_heads=8,
+                             mlp_size=53248, gated=True)  # fmt: skip
+    assert found.memory["activations"] == inputs + again
+    assert found.reason == ""

@@ -92,35 +92,37 @@ def choose(
     hours: float | None = None,
     deadline_hours: float | None = None,
     microbatch_size: int = 1,
-    num_blocks: int = 16,
+    num_blocks: int | None = None,
     block_params: float = 0,
     tokens_per_gpu: float | None = None,
     card: Card | None = None,
 ) -> Choice:
     """Return the strategy for a training job, the fact that decided, and what to try first.
 
-    `budget_bytes` is the memory for tensors on one GPU. `activation_bytes` is saved on one GPU
-    for the smallest useful microbatch, of `microbatch_size` samples. `hours` is the time of the
-    job on one GPU. If a replica fits, `hours` is compared with `deadline_hours`, or a day; unknown
-    hours count as fast enough. `num_blocks` equal blocks may be recomputed. A block has
-    `block_params`; ZeRO stage 3 gathers two blocks at a time, and computes whole gradients of one
-    block. `tokens_per_gpu` in each step and the `card` determine whether compute hides the traffic
-    of ZeRO stage 3. Raises: ValueError for invalid numbers.
+    `budget_bytes` is the memory for tensors on one GPU. `activation_bytes` is saved on one GPU for
+    the smallest useful microbatch, of `microbatch_size` samples. `hours` is the time of the job on
+    one GPU. If a replica fits, `hours` is compared with `deadline_hours`, or a day; unknown hours
+    count as fast enough. `num_blocks` equal blocks may be recomputed, or be the stages of a
+    pipeline; None if their number is unknown. A block has `block_params`; ZeRO stage 3 gathers two
+    blocks at a time, and computes whole gradients of one block. `tokens_per_gpu` in each step and
+    the `card` determine whether compute hides the traffic of ZeRO stage 3. Raises: ValueError for
+    invalid numbers.
     """
     scheme, params = precision_policy(policy), check_whole("num_params", num_params)
     for name, value in (("budget_bytes", budget_bytes), ("activation_bytes", activation_bytes)):
         check_bytes(name, value)
     block = check_whole("block_params", block_params) if block_params else 0
     ranks, node = check_count("num_gpus", num_gpus), check_count("gpus_per_node", gpus_per_node)
+    blocks = None if num_blocks is None else check_count("num_blocks", num_blocks)
     facts = {"budget_bytes": budget_bytes, "activation_bytes": activation_bytes, "num_gpus": ranks,
-             "num_blocks": check_count("num_blocks", num_blocks)}  # fmt: skip
+             "num_blocks": math.nan if blocks is None else blocks}  # fmt: skip
     facts |= _byte_facts(params, activation_bytes, scheme, ranks, node, block)
     facts |= _time_facts(hours, deadline_hours)
     facts |= _token_facts(tokens_per_gpu, card, scheme, ranks, node)
     path, leaf = walk(facts)
     cheaper = cheaper_measures(
         params, budget_bytes, activation_bytes, scheme,
-        check_count("microbatch_size", microbatch_size), check_count("num_blocks", num_blocks),
+        check_count("microbatch_size", microbatch_size), blocks,
     )  # fmt: skip
     if leaf.needs == "replica_bytes":  # memory suffices; bf16 is also faster
         late = leaf.id != "one_gpu"
@@ -185,6 +187,7 @@ def _token_facts(
 
 # What to try before more GPUs: measures, each with the most bytes that it saves on one GPU -------
 
+_KEPT = 20  # what a transformer's block saves for backward, in sizes of its input: 34 to 36 / 2
 _LORA_PERCENT = 1  # share of all parameters that LoRA trains
 _PERCENT_FOR_TENSORS = 90  # of a GPU; context, buffers and gaps between blocks take the rest
 
@@ -210,7 +213,7 @@ def cheaper_measures(
     activation_bytes: float,
     policy: PrecisionPolicy,
     microbatch_size: int,
-    num_blocks: int,
+    num_blocks: int | None,
 ) -> tuple[Cheaper, ...]:
     """Return the measures that save memory, in the order in which to try them."""
     replica = policy.total * num_params + activation_bytes
@@ -227,21 +230,35 @@ def cheaper_measures(
 
 
 def _smaller_activations(
-    activation_bytes: float, microbatch_size: int, num_blocks: int
+    activation_bytes: float, microbatch_size: int, num_blocks: int | None
 ) -> Iterator[tuple[str, str, float]]:
     yield (
         "gradient accumulation",
         "Process microbatches of one sample, and add up their gradients over the batch.",
         activation_bytes * (1 - 1 / microbatch_size),
     )
-    # Chen et al. 2016: save every sqrt(L)-th of L blocks, recompute sqrt(L) at a time.
-    remaining = min(1, 2 / math.sqrt(num_blocks))
+    how, remaining = _checkpointed(num_blocks)
     yield (
         "activation checkpointing",
-        f"With {num_blocks} blocks, save one in {round(math.sqrt(num_blocks))}, their square "
-        "root. It costs one more forward pass.",
+        f"{how} It costs one more forward pass.",
         activation_bytes * (1 - remaining),
     )
+
+
+def _checkpointed(num_blocks: int | None) -> tuple[str, float]:
+    """Return how to recompute n blocks, and the least share of their activations that remains.
+
+    With an input saved for every k-th block, n/k inputs remain, and in backward all that k blocks
+    save, each 20 inputs: n/k + 20k of 20n inputs. k = 1 is best below 40 blocks. Chen et al. 2016,
+    for blocks of a transformer (unit 04).
+    """
+    if num_blocks is None:
+        return "Save the input of each block only, and recompute the block in backward.", 1 / _KEPT
+    n = num_blocks
+    spacing = min(range(1, n + 1), key=lambda k: n / k + _KEPT * k)
+    every = "each one" if spacing == 1 else f"one in {spacing}"
+    how = f"With {n} blocks, save the input of {every}, and recompute the rest in backward."
+    return how, min(1.0, (n / spacing + _KEPT * spacing) / (_KEPT * n))
 
 
 def _smaller_states(

@@ -32,6 +32,7 @@ _ACTIVATIONS: Final = (0.0, 1e8, 5e8, 1e9, 2e9, 5e9, 1e10, 2e10, 4e10, 7e10, 1e1
 _TIMES: Final = {"hours": 1.0, "hour": 1.0, "days": 24.0, "day": 24.0}
 _HOURS: Final = (1.0, 2.0, 6.0, 12.0, 24.0, 48.0, 120.0, 168.0, 456.0, 720.0, 2160.0, 8760.0)
 _TOKENS: Final = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_BLOCKS: Final = (4, 8, 12, 16, 24, 32, 48, 64, 80, 96, 128)
 _CARD: Final = "H100 SXM"
 
 
@@ -49,6 +50,7 @@ def explore_decision() -> Explorer:
         "num_gpus": Dial("Number of GPUs", count_scale(_GPUS), 16),
         "hours": Dial("Time on one GPU", hours, 168.0),
         "deadline_hours": Dial("Time available", hours, 24.0),
+        "num_blocks": Dial("Blocks", count_scale(_BLOCKS), 48),
         "tokens_per_gpu": Dial("Tokens per GPU", count_scale(_TOKENS), 32768),
     }
 

@@ -41,7 +41,7 @@ _QUESTIONS = asked(
     _draw,
     [
         ("your model", "{layers} layers; its 16-bit weights take {weights} GB"),
-        ("one GPU", "80 GB, of which {room} GB are for model states"),
+        ("one GPU", "80 GB (80e9 bytes), of which {room} GB are for model states"),
         ("precision", "weights and gradients 16 bits; master copy and Adam's moments fp32"),
         ("your cluster", "{gpus} GPUs, 8 in a node"),
         ("a step of one pipeline", "{count} microbatches of {micro} sequences, 1F1B"),
