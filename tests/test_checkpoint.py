@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -171,3 +175,111 @@ def test_every_epoch_visits_each_sample_once(ranks: int) -> None:
 def test_samples_names_a_batch_that_does_not_divide() -> None:
     with pytest.raises(ValueError, match="a multiple of ranks"):
         Samples(20, 7, rank=0, ranks=2)
+
+
+def _torn(folder: Path) -> None:
+    for file in folder.glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:-600])
+
+
+def _zeros_inside(folder: Path) -> None:
+    for file in folder.glob("*.distcp"):
+        content = file.read_bytes()
+        weights = content.find(torch.full((30,), 4.0).numpy().tobytes())
+        if weights >= 0:
+            file.write_bytes(content[:weights] + bytes(100) + content[weights + 100 :])
+
+
+def _one_file_lost(folder: Path) -> None:
+    next(folder.glob("*.distcp")).unlink()
+
+
+def _no_metadata(folder: Path) -> None:
+    (folder / ".metadata").unlink()
+
+
+def _torn_metadata(folder: Path) -> None:
+    file = folder / ".metadata"
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def _of_another_tool(folder: Path) -> None:
+    shutil.rmtree(folder)
+    dcp.save({"w": torch.ones(2)}, checkpoint_id=folder, no_dist=True)
+
+
+def _empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+DAMAGES = (
+    _torn,
+    _zeros_inside,
+    _one_file_lost,
+    _no_metadata,
+    _torn_metadata,
+    _of_another_tool,
+    _empty,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_passed_over_with_a_sentence(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    def resume() -> tuple[int, list[str], bool]:
+        model = nn.Linear(40, 30)
+        checkpoints = Checkpoints(tmp_path, model, torch.optim.Adam(model.parameters()))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            begin = checkpoints.resume()
+        right = bool((model.weight == begin).all())
+        texts = [str(each.message) for each in caught if each.category is UserWarning]
+        checkpoints.save(begin + 1)  # does not count the newer, damaged one among those to keep
+        return begin, [text for text in texts if "continues" in text], right
+
+    def save() -> None:
+        model = nn.Linear(40, 30)
+        optimizer = torch.optim.Adam(model.parameters())
+        checkpoints = Checkpoints(tmp_path, model, optimizer)
+        for step in (2, 4):
+            model(torch.ones(1, 40)).sum().backward()
+            optimizer.step()
+            nn.init.constant_(model.weight, step)
+            checkpoints.save(step)
+
+    dtlab.launch(save, world_size=2)
+    damage(tmp_path / "step_4")
+    (tmp_path / "step_9_by_hand").mkdir()
+    (first, other) = dtlab.launch(resume, world_size=2).values
+    assert (first[0], first[2]) == (other[0], other[2]) == (2, True)
+    assert other[1] == []
+    (text,) = first[1]
+    assert "step_4 cannot be read (" in text
+    assert "step_9_by_hand is not named step_ and a number. The run continues from step 2." in text
+    assert {"step_2", "step_3"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_without_a_whole_checkpoint_the_run_does_not_start_anew(tmp_path: Path) -> None:
+    launch(tmp_path, 2, 1)
+    _no_metadata(tmp_path / "step_2")
+    with pytest.raises(dtlab.RankError, match="(?s)no\\s+checkpoint that can be read: step_2"):
+        launch(tmp_path, 3, 1)
+
+
+def test_other_names_and_dtypes_are_refused(tmp_path: Path) -> None:
+    def resume(model: nn.Module) -> None:
+        Checkpoints(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.1)).resume()
+
+    two = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    Checkpoints(tmp_path, two, torch.optim.SGD(two.parameters(), lr=0.1)).save(1)
+    for model, text in [
+        (nn.Sequential(nn.Linear(3, 3)), "it has model.1.bias, which no rank has now"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)), "it has no model.2"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).bfloat16(), "torch.bfloat16 now"),
+        (nn.Sequential(nn.Linear(3, 3), nn.Linear(4, 3)), r"is \[3, 3\] in torch.float32 in it"),
+    ]:
+        with pytest.raises(dtlab.DtlabError, match=text):
+            resume(model)
+    resume(torch.compile(two))  # type: ignore[arg-type]

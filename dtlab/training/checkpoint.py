@@ -17,12 +17,18 @@ with another number of ranks.
 
 from __future__ import annotations
 
+import copy
+import hashlib
+import json
 import os
 import pickle
 import random
+import re
 import shutil
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,20 +37,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dtlab.errors import DtlabError
 
-__all__ = ["Checkpoints", "Samples", "simple_load", "simple_save"]
+__all__ = ["Checkpoints", "Samples", "Share", "simple_load", "simple_save"]
 
 # ---------------------------------------------------------------- the simple version, one process
 
@@ -134,18 +149,47 @@ class Samples:
 # ---------------------------------------------------------------------------------- all the ranks
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which part of a parameter a rank has: these ranges of the whole tensor's `dim`, joined.
+
+    `size` is that of the whole dim. A module with divided parameters has a method
+    `parameter_shares` that returns {name: Share}; `Checkpoints` needs nothing else from it.
+    """
+
+    dim: int
+    size: int
+    ranges: tuple[tuple[int, int], ...]  # start and stop of each
+
+
 class Checkpoints:
     """The newest checkpoints of a run in a folder that all ranks can reach.
 
-    `model` is any module: plain, DDP, FSDP2 (`fully_shard`), or with DTensors. Each rank writes
-    its shards, and loading reshards them for the ranks at hand. `parts` are further objects with
-    `state_dict` and `load_state_dict`, for example the schedule, the scaler and `Samples`; their
-    states must be the same on all ranks. The random numbers of each rank (of torch, NumPy, Python
-    and CUDA) are saved too. With the same number of ranks the resumed run is bit-identical. With
-    another number, each rank's random numbers start anew from the step and the rank.
+    Each rank saves what it holds, and loading reshards it for the ranks at hand:
+
+    - Parts of a tensor (DTensors as in FSDP2, `Zero3`, the layers of `parallel.tensor`) are saved
+      with their place in the whole. Another number of ranks reshards them.
+    - A tensor whose name only one rank has (an expert of `ExpertParallel`, a stage whose
+      parameters have the names of the whole model) is loaded by its name, on any ranks.
+    - A value that all ranks hold alike (a plain module, DDP, `DataParallel`) is saved once.
+    - Different values under one name (stages that are all `nn.Sequential`) are saved with the
+      numbers of their ranks. With another number of ranks they are refused.
+
+    The buffers of DDP and `DataParallel`, which may differ, are the first rank's if the number of
+    ranks changes. Names are those of the module inside of these wrappers and of `torch.compile`.
+    `parts` are further objects with `state_dict` and `load_state_dict`, for example the schedule,
+    the scaler and `Samples`; so is an optimizer with its own `state_dict`, such as `Zero1`. The
+    random numbers of each rank (of torch, NumPy, Python and CUDA) are saved too.
+
+    With the same number of ranks, in the same roles, the resumed run is bit-identical, with one
+    exception: on three or more ranks, the first step of PyTorch's DDP has other buckets than
+    later steps, so a resumed run rounds the sums of one step differently. DDP with
+    `find_unused_parameters=True` keeps its buckets, and so does `DataParallel`. With another
+    number of ranks, each rank's random numbers start anew from the step and the rank.
 
     A checkpoint is written as `step_12.partial` and renamed when all ranks have finished, so a
-    crash during a save leaves the previous checkpoint usable. The newest `keep` stay.
+    crash during a save leaves the previous checkpoint usable. The newest `keep` stay. To find
+    values that differ, each rank hashes what it holds, on the CPU, and rank 0 compares.
     All ranks call every method. Raises: ValueError if `keep` is below 1.
     """
 
@@ -166,12 +210,14 @@ class Checkpoints:
         self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
         # A separate group, because a checkpoint may be written during the next steps.
         self._group = dist.new_group(backend="gloo") if many else None
-        self._writing: tuple[Path, Future[Any]] | None = None
+        self._writing: tuple[Path, int, Future[None]] | None = None
 
     def steps(self) -> list[int]:
         """Return the steps of all complete checkpoints in the folder, in order."""
-        names = [path.name for path in self.folder.glob("step_*") if path.suffix == ""]
-        return sorted(int(name.removeprefix("step_")) for name in names)
+        names = [_NAME.fullmatch(path.name) for path in self.folder.glob("step_*/")]
+        return sorted(int(name[1]) for name in names if name)
+
+    # ------------------------------------------------------------------ saving
 
     def save(self, step: int, *, wait: bool = True) -> None:
         """Save the state after `step` steps.
@@ -186,90 +232,481 @@ class Checkpoints:
         if self._rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)
-        self._barrier()
-        state = self._state() | {
-            "run": {"step": step, "ranks": self._ranks},
-            f"random_{self._rank}": _random_state(),
-        }
-        writer = FileSystemWriter(path)
+        state = self._state()
+        holders = self._holders({name: _described(value) for name, value in state.items()})
+        for name in [name for name in state if name in holders]:
+            value, holder = state.pop(name), holders[name][self._rank]
+            if holder == self._rank:
+                state[f"{name}@{holder}"] = value.alone() if isinstance(value, _Held) else value
+        run = {"step": step, "ranks": self._ranks, "holders": holders}
+
+        def write() -> None:
+            writer = FileSystemWriter(path)
+            save(state, storage_writer=writer, planner=_Saving(run), process_group=self._group)
+            hashes = self._file_hashes(path)
+            if self._rank == 0:
+                (path / _HASHES).write_text(json.dumps(hashes))
+
         if wait or self._group is None:
-            save(state, storage_writer=writer, process_group=self._group)
-            self._finish(path)
+            write()
+            self._finish(path, step)
         else:
-            written = async_save(state, storage_writer=writer, process_group=self._group)
-            assert isinstance(written, Future)
-            self._writing = path, written
+            state = {name: _on_host(value) for name, value in state.items()}
+            thread = ThreadPoolExecutor(1)
+            self._writing = path, step, thread.submit(write)
+            thread.shutdown(wait=False)
 
     def wait(self) -> None:
         """Wait until the checkpoint in the background, if there is one, is complete."""
         if self._writing is not None:
-            path, written = self._writing
+            path, step, written = self._writing
             self._writing = None
             written.result()
-            self._finish(path)
+            self._finish(path, step)
 
-    def resume(self) -> int:
-        """Load the newest complete checkpoint and return its step; 0 if there is none.
-
-        Raises: DtlabError if the checkpoint lacks a part, or has other parameters than the model.
-        """
-        self.wait()
-        newest = self._agreed(max(self.steps(), default=0))
-        if newest == 0:
-            return 0
-        path = self.folder / f"step_{newest}"
-        reader = FileSystemReader(path)
-        run = {"step": 0, "ranks": 0}
-        state = self._state() | {"run": run}
-        mine = f"random_{self._rank}"
-        if mine in reader.read_metadata().state_dict_metadata:
-            state[mine] = _random_state()
-        try:
-            load(state, storage_reader=reader, process_group=self._group)
-        except (CheckpointException, RuntimeError, ValueError) as error:
-            raise DtlabError(
-                f"{path} does not fit this model, optimizer and parts ({', '.join(self.parts)}): "
-                f"{_reason(error)}. Use the objects of the run that saved it, or another folder."
-            ) from None
-        set_model_state_dict(self.model, state["model"])
-        set_optimizer_state_dict(self.model, self.optimizer, state["optimizer"])
-        for name, part in self.parts.items():
-            part.load_state_dict(state[f"part_{name}"])
-        saved = state["run"]
-        if saved["ranks"] == self._ranks:
-            _set_random_state(state[mine])
-        else:
-            _seed_all(saved["step"] * 1_000_003 + self._rank)
-        return newest
-
-    def _state(self) -> dict[str, Any]:
-        parts = {f"part_{name}": part.state_dict() for name, part in self.parts.items()}
-        return {
-            "model": get_model_state_dict(self.model),
-            "optimizer": get_optimizer_state_dict(self.model, self.optimizer),
-            **parts,
-        }
-
-    def _finish(self, path: Path) -> None:
+    def _finish(self, path: Path, step: int) -> None:
         """Give the checkpoint its name, now that every rank has written, and remove old ones."""
         if self._rank == 0:
             whole = path.with_suffix("")
             shutil.rmtree(whole, ignore_errors=True)
             os.replace(path, whole)
-            for step in self.steps()[: -self.keep]:
-                shutil.rmtree(self.folder / f"step_{step}", ignore_errors=True)
-        self._barrier()
-
-    def _barrier(self) -> None:
+            # Newer ones than this were damaged, or resume would have used them: do not count them.
+            for old in [each for each in self.steps() if each <= step][: -self.keep]:
+                shutil.rmtree(self.folder / f"step_{old}", ignore_errors=True)
         if self._group is not None:
             dist.barrier(self._group)
 
-    def _agreed(self, value: int) -> int:
-        """Return rank 0's value on all ranks."""
-        number = torch.tensor(value)
+    def _state(self) -> dict[str, Any]:
+        """Return what this rank holds: tensors as `_Held`, all else as it is."""
+        module, shares = _inner(self.model), _shares(self.model)
+        parameters = _parameters(module)
+        state: dict[str, Any] = {"random": _random_state()}
+        for name, value in module.state_dict().items():
+            share = shares.get(parameters.get(_clean(name)))
+            held = _Held(value, share) if isinstance(value, Tensor) else value
+            state[f"model.{_clean(name)}"] = held
+        state |= {f"part.{name}": part.state_dict() for name, part in self.parts.items()}
+        if _is_opaque(self.optimizer):
+            return state | {"optimizer": self.optimizer.state_dict()}
+        for number, group in enumerate(self.optimizer.param_groups):
+            options = {key: value for key, value in group.items() if key not in _OF_A_RANK}
+            for name, parameter in _named(parameters, group["params"]):
+                state[f"optimizer.group.{name}"] = {"number": number, **options}
+                if parameter in shares and not parameter.numel():
+                    continue  # the ranks that hold elements of the parameter save its state
+                for key, value in self.optimizer.state.get(parameter, {}).items():
+                    if isinstance(value, Tensor):
+                        by_element = value.shape == parameter.shape
+                        value = _Held(value, shares.get(parameter) if by_element else None)
+                    state[f"optimizer.state.{name}/{key}"] = value
+        return state
+
+    def _file_hashes(self, path: Path) -> dict[str, str]:
+        """Return a hash of each file of tensors; every rank reads some of the files."""
+        names = self._everywhere(sorted(file.name for file in path.glob("*.distcp")))[0]
+        mine = {}
+        for name in names[self._rank :: self._ranks]:
+            with (path / name).open("rb") as file:
+                mine[name] = hashlib.file_digest(file, "blake2b").hexdigest()
+        return {name: value for each in self._everywhere(mine) for name, value in each.items()}
+
+    def _holders(self, described: dict[str, Any]) -> dict[str, list[int | None]]:
+        """Return the names under which ranks hold different values, and whose value each has.
+
+        `{"model.0.weight": [0, 0, 2, 2]}`: ranks 0 and 1 hold one value, ranks 2 and 3 another.
+        """
+        everywhere, result = [described], [dict[str, list[int | None]]()]
         if self._group is not None:
-            dist.broadcast(number, 0, self._group)
-        return int(number)
+            first = self._rank == 0
+            everywhere = [{} for _ in range(self._ranks)]
+            dist.gather_object(described, everywhere if first else None, 0, self._group)
+        if self._rank == 0:
+            for name in dict.fromkeys(name for each in everywhere for name in each):
+                values = [each.get(name) for each in everywhere]
+                if not _go_together([value for value in values if value is not None]):
+                    result[0][name] = [None if v is None else values.index(v) for v in values]
+        if self._group is not None:
+            dist.broadcast_object_list(result, 0, self._group)
+        return result[0]
+
+    # ------------------------------------------------------------------ loading
+
+    def resume(self) -> int:
+        """Load the newest complete checkpoint and return its step; 0 if there is none.
+
+        A checkpoint that cannot be read, for example because a file is torn, is passed over for
+        the one before it, with a warning on rank 0.
+        Raises: DtlabError if the checkpoint lacks a part, has other parameters than the model, or
+        holds different values under one name for another number of ranks; or if there are
+        checkpoints, but none can be read. The model may have changed then.
+        """
+        self.wait()
+        foreign = [
+            path.name for path in sorted(self.folder.glob("step_*"))
+            if path.suffix != ".partial" and not (path.is_dir() and _NAME.fullmatch(path.name))
+        ]  # fmt: skip
+        passed = [f"{name} is not named step_ and a number" for name in foreign]
+        damaged, begin = list[str](), 0
+        for step in reversed(self._everywhere(self.steps())[0]):
+            problem = self._load(self.folder / f"step_{step}")
+            if problem is None:
+                begin = step
+                break
+            damaged.append(f"step_{step} cannot be read ({problem})")
+        if damaged and not begin:
+            raise DtlabError(
+                f"{self.folder} has no checkpoint that can be read: {'; '.join(damaged)}. To "
+                "start anew, use another folder or remove these."
+            )
+        if (passed := damaged + passed) and self._rank == 0:
+            text = f"{self.folder}: {'; '.join(passed)}. The run continues from step {begin}."
+            warnings.warn(text, stacklevel=2)
+        return begin
+
+    def _load(self, path: Path) -> str | None:
+        """Load a checkpoint; return why it cannot be read, or None."""
+        reader, problem, run = FileSystemReader(path), None, {}
+        try:
+            metadata = reader.read_metadata()
+            run, hashes = metadata.planner_data, {}
+            if isinstance(run, dict) and "holders" in run:
+                hashes = json.loads((path / _HASHES).read_text())
+            else:
+                problem = "this version of Checkpoints did not write it"
+        except Exception as error:  # noqa: BLE001  (a damaged pickle may raise anything)
+            problem = f"{type(error).__name__} in .metadata or {_HASHES}"
+        for text in filter(None, self._everywhere(problem)):
+            return str(text)
+        now = self._file_hashes(path)
+        for name in hashes:
+            if hashes[name] != now.get(name):
+                return f"{name} is not as it was written"
+        state, places, misfit = dict[str, Any](), dict[str, str](), None
+        try:
+            state, places = self._wanted(metadata.state_dict_metadata, run)
+        except _Misfit as error:
+            misfit = str(error)
+        names = {name for each in self._everywhere(set(places)) for name in each}
+        saved = {name.partition("@")[0] for name in metadata.state_dict_metadata}
+        unused = sorted(n for n in saved - names if n.startswith(("model.", "optimizer.group.")))
+        if misfit is None and unused:
+            misfit = f"it has {unused[0]}, which no rank has now"
+        self._refuse(path, self._everywhere(misfit))
+        try:
+            load(state, storage_reader=reader, planner=_Loading(), process_group=self._group)
+        except CheckpointException as error:
+            return _reason(error)
+        misfit = None
+        try:
+            self._set({name: state[place] for name, place in places.items()}, run)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:  # of load_state_dict
+            misfit = _reason(error)
+        self._refuse(path, self._everywhere(misfit))
+        return None
+
+    def _refuse(self, path: Path, misfits: list[str | None]) -> None:
+        for misfit in filter(None, misfits):
+            raise DtlabError(
+                f"{path} does not fit this model, optimizer and parts ({', '.join(self.parts)}): "
+                f"{misfit}. Use the objects of the run that saved it, or another folder."
+            )
+
+    def _wanted(
+        self, saved: Mapping[str, Any], run: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return what to load, by the name in the checkpoint, and that name for each own name.
+
+        Tensors of the model are loaded in place. Those of the optimizer are new.
+        """
+        state, module = self._state(), _inner(self.model)
+        wanted = {n: v for n, v in state.items() if not n.startswith("optimizer.state.")}
+        parameters, shares = _parameters(module), _shares(self.model)
+        known = saved.keys() | run["holders"].keys()
+        if not _is_opaque(self.optimizer):
+            every = [p for group in self.optimizer.param_groups for p in group["params"]]
+            own = dict(_named(parameters, every))
+            for name in known:
+                of = name.removeprefix("optimizer.state.").rpartition("/")[0]
+                if name.startswith("optimizer.state.") and "@" not in name and of in own:
+                    wanted[name] = own[of]
+        if run["ranks"] != self._ranks:
+            del wanted["random"]
+        replicated = getattr(self.model, "broadcast_buffers", False)
+        buffers = {f"model.{_clean(name)}" for name, _ in module.named_buffers()}
+        chosen, places = dict[str, Any](), dict[str, str]()
+        for name, value in wanted.items():
+            place, alone = name, name in run["holders"]
+            if alone:
+                holders = run["holders"][name]
+                if run["ranks"] != self._ranks and not (replicated and name in buffers):
+                    raise _Misfit(
+                        f"{run['ranks']} ranks saved it, and hold different values under the name "
+                        f"{name}, so {self._ranks} cannot know which to load. Start "
+                        f"{run['ranks']} ranks, or give what differs another name on each rank"
+                    )
+                holder = holders[self._rank if run["ranks"] == self._ranks else 0]
+                if holder is None and name.startswith("optimizer.state."):
+                    continue  # this rank had no state for the parameter
+                place = f"{name}@{holder}"
+            if place not in saved:
+                raise _Misfit(f"it has no {name}")
+            what = value
+            if name.startswith("optimizer.state."):
+                what = _like(saved[place], value, shares.get(value), alone)
+            elif isinstance(value, _Held) and alone:
+                what = value.alone()
+            _check(name, what, saved[place])
+            chosen[place], places[name] = what, place
+        return chosen, places
+
+    def _set(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        """Give every object its state; tensors of the model are loaded already."""
+        values: dict[str, Any] = {
+            name: v.tensor if isinstance(v, _Held) else v for name, v in state.items()
+        }
+        module = _inner(self.model)
+        module.load_state_dict({n: values[f"model.{_clean(n)}"] for n in module.state_dict()})
+        if _is_opaque(self.optimizer):
+            self.optimizer.load_state_dict(values["optimizer"])
+        else:
+            self._set_optimizer(values, _parameters(module))
+        for name, part in self.parts.items():
+            part.load_state_dict(values[f"part.{name}"])
+        if run["ranks"] == self._ranks:
+            _set_random_state(values["random"])
+        else:
+            _seed_all(run["step"] * 1_000_003 + self._rank)
+
+    def _set_optimizer(self, values: Mapping[str, Any], parameters: _Parameters) -> None:
+        packed = self.optimizer.state_dict()["param_groups"]
+        state: dict[int, dict[str, Any]] = {}
+        for number, group in enumerate(self.optimizer.param_groups):
+            named = list(_named(parameters, group["params"]))
+            options = [values[f"optimizer.group.{name}"] for name, _ in named]
+            if any(_digest(each) != _digest(options[0]) for each in options):
+                raise ValueError(f"the parameters of group {number} were in different groups")
+            if options:
+                packed[number].update({k: v for k, v in options[0].items() if k != "number"})
+            for index, (name, _) in zip(packed[number]["params"], named, strict=True):
+                start = f"optimizer.state.{name}/"
+                for key in [key for key in values if key.startswith(start)]:
+                    state.setdefault(index, {})[key.removeprefix(start)] = values[key]
+        self.optimizer.load_state_dict({"state": state, "param_groups": packed})
+
+    def _everywhere(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        values = [value] * self._ranks
+        if self._group is not None:
+            dist.all_gather_object(values, value, self._group)
+        return values
+
+
+# ----------------------------------------------------------------------- what a rank holds
+
+_HASHES = "hashes.json"  # of the files of tensors: a torn write can leave zeros inside
+_NAME = re.compile(r"step_(\d+)")
+_OF_A_RANK = ("params", "param_names")  # of a parameter group: all else are its options
+_Parameters = dict[str, nn.Parameter]
+
+
+class _Misfit(Exception):
+    """A checkpoint that these objects cannot load, in a sentence without a stop."""
+
+
+class _Held:
+    """What this rank holds of a tensor: `chunks`, by their offset in the whole.
+
+    torch.distributed.checkpoint calls the two methods with underscores, as it does for DTensors.
+    """
+
+    def __init__(self, tensor: Tensor, share: Share | None = None) -> None:
+        self.tensor, self.whole, self.dtype = tensor, tensor.shape, tensor.dtype
+        self.local = tensor.detach()
+        nowhere = [0] * tensor.dim()
+        self.chunks = {torch.Size(nowhere): self.local}
+        if isinstance(tensor, DTensor):
+            self.local, self.chunks = tensor.to_local().detach(), {}
+            if tensor.device_mesh.get_coordinate() is not None and self.local.numel():
+                places: Any = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+                self.chunks = {place.offsets: self.local for place in places}
+        elif share is not None:
+            shape, dim = list(tensor.shape), share.dim
+            self.whole = torch.Size([*shape[:dim], share.size, *shape[dim + 1 :]])
+            self.chunks, place = {}, 0
+            for start, stop in share.ranges:
+                offset = torch.Size([*nowhere[:dim], start, *nowhere[dim + 1 :]])
+                self.chunks[offset] = self.local.narrow(dim, place, stop - start)
+                place += stop - start
+
+    def alone(self) -> _Held:
+        """Return what this rank holds as a tensor of its own."""
+        held = _Held(self.local)
+        held.tensor = self.tensor
+        return held
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(at, chunk.shape) for at, chunk in self.chunks.items()]
+
+    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
+        return [
+            WriteItem(
+                MetadataIndex(name, place.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    place, TensorProperties.create_from_tensor(self.local), self.whole
+                ),
+            )
+            for place in self.__create_chunk_list__()
+        ]
+
+
+class _Saving(DefaultSavePlanner):
+    def __init__(self, run: dict[str, Any]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._run = run
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = super().create_global_plan(all_plans)
+        return plans, replace(metadata, planner_data=self._run)
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return _looked_up(self.state_dict, index)
+
+
+class _Loading(DefaultLoadPlanner):
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def set_up_planner(self, state_dict: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
+        self.state_dict, self.metadata = state_dict, metadata
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        tensor: Tensor = _looked_up(self.state_dict, index)
+        return tensor
+
+
+def _looked_up(state: Mapping[str, Any], index: MetadataIndex) -> Any:
+    value, offset = state[index.fqn], index.offset or torch.Size()  # no offset: a scalar
+    return value.chunks[offset] if isinstance(value, _Held) else value
+
+
+def _on_host(value: Any) -> Any:
+    """Return a copy that later steps do not change."""
+    if not isinstance(value, _Held):
+        return copy.deepcopy(value)
+    held = copy.copy(value)
+    held.chunks = {at: chunk.to("cpu", copy=True) for at, chunk in value.chunks.items()}
+    return held
+
+
+def _like(saved: Any, parameter: Tensor, share: Share | None, alone: bool) -> Any:
+    """Return a new tensor for a saved optimizer state: divided as its parameter, or whole."""
+    if not isinstance(saved, TensorStorageMetadata):
+        return None
+    dtype = saved.properties.dtype
+    held = _Held(torch.zeros_like(parameter, dtype=dtype, requires_grad=False), share)
+    if alone:
+        held = held.alone()
+    if saved.size != held.whole:
+        held = _Held(torch.zeros(saved.size, dtype=dtype))
+    return held
+
+
+def _check(name: str, value: Any, saved: Any) -> None:
+    """Raise `_Misfit` unless a tensor has the saved shape and dtype."""
+    here = there = "no tensor"
+    if isinstance(value, _Held):
+        here = f"{list(value.whole)} in {value.dtype}"
+    if isinstance(saved, TensorStorageMetadata):
+        there = f"{list(saved.size)} in {saved.properties.dtype}"
+    if here != there:
+        raise _Misfit(f"{name} is {there} in it, and {here} now")
+
+
+def _described(value: Any) -> Any:
+    """Return hashes of a value that tell whether ranks hold the same."""
+    if not isinstance(value, _Held):
+        return _digest(value)
+    chunks = {at: (chunk.shape, _digest(chunk)) for at, chunk in value.chunks.items()}
+    return value.whole, value.dtype, chunks
+
+
+def _go_together(described: list[Any]) -> bool:
+    """Return whether values of several ranks are equal, or parts of one tensor that fill it."""
+    if any(isinstance(each, bytes) for each in described):
+        return described.count(described[0]) == len(described)
+    whole: dict[torch.Size, tuple[torch.Size, bytes]] = {}
+    for size, dtype, chunks in described:
+        if (size, dtype) != described[0][:2]:
+            return False
+        if any(whole.setdefault(at, chunk) != chunk for at, chunk in chunks.items()):
+            return False
+    return bool(sum(shape.numel() for shape, _ in whole.values()) == described[0][0].numel())
+
+
+def _digest(value: Any) -> bytes:
+    """Return a hash of a tensor, or of a nested state; equal values have equal hashes."""
+    content = hashlib.blake2b(digest_size=16)
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        content.update(repr((value.dtype, tuple(value.shape))).encode())
+        content.update(flat.view(torch.uint8).numpy().data)
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            content.update(_digest(key) + _digest(each))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            content.update(_digest(each))
+    elif isinstance(value, int | float | str | None):
+        content.update(repr(value).encode())
+    else:
+        content.update(pickle.dumps(value))
+    return content.digest()
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """Return the module inside of DDP, `DataParallel` or `Zero3`: a checkpoint has its names."""
+    while hasattr(model, "broadcast_buffers") or hasattr(model, "parameter_shares"):
+        inside = getattr(model, "module", None)
+        if not isinstance(inside, nn.Module):
+            break
+        model = inside
+    return model
+
+
+def _clean(name: str) -> str:
+    """Return a name without what `torch.compile` adds."""
+    return name.replace("_orig_mod.", "")
+
+
+def _parameters(module: nn.Module) -> _Parameters:
+    return {_clean(name): p for name, p in module.named_parameters(remove_duplicate=False)}
+
+
+def _shares(model: nn.Module) -> dict[nn.Parameter | None, Share]:
+    return {
+        module.get_parameter(name): share
+        for module in model.modules()
+        for name, share in getattr(module, "parameter_shares", dict)().items()
+    }
+
+
+def _named(
+    parameters: _Parameters, chosen: Iterable[nn.Parameter]
+) -> Iterator[tuple[str, nn.Parameter]]:
+    names = {parameter: name for name, parameter in reversed(parameters.items())}
+    for parameter in chosen:
+        if parameter not in names:
+            raise DtlabError(
+                f"the optimizer has a parameter of shape {tuple(parameter.shape)} that the model "
+                "does not have. Make the optimizer with parameters of the model that is saved."
+            )
+        yield names[parameter], parameter
+
+
+def _is_opaque(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer keeps its state in its own way."""
+    return type(optimizer).state_dict is not Optimizer.state_dict
 
 
 def _random_state() -> bytes:

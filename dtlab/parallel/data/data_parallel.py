@@ -68,6 +68,8 @@ FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # bytes, as in PyTorch: a small first 
 class _Replica(nn.Module):
     """A wrapper that gives all ranks the same parameters, and is called like the module itself."""
 
+    broadcast_buffers = True  # the first rank's count, as in DDP; `Checkpoints` reads this
+
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None) -> None:
         super().__init__()
         self.module, self.group = module, group

@@ -21,6 +21,7 @@ auxiliary loss, equations 4 to 6).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +133,7 @@ class ExpertParallel(nn.Module):
                 f"ExpertParallel: {ranks} ranks do not divide {len(experts)} experts."
             )
         here = len(experts) // ranks
-        self.experts = nn.ModuleList(list(experts)[rank * here : (rank + 1) * here])
+        self.experts = _Numbered(list(experts)[rank * here : (rank + 1) * here], rank * here)
         self.router, self.total, self.group = router, len(experts), group
         self.choices, self.capacity_factor = choices, capacity_factor
         self.routing: Routing | None = None
@@ -178,6 +179,22 @@ class ExpertParallel(nn.Module):
         pairs = zip(self.experts, parts, strict=True)
         computed = torch.cat([module(part) for module, part in pairs])
         return computed[order.argsort()]
+
+
+class _Numbered(nn.ModuleList):
+    """Modules that are named after their numbers among those of all ranks.
+
+    So no two ranks have an expert of the same name, and a checkpoint has all of them.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], first: int) -> None:
+        super().__init__()
+        for number, module in enumerate(modules, first):
+            self.add_module(str(number), module)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the module at an index among those of this rank."""
+        return list(self)[index]
 
 
 def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Self, cast
 
 import torch
@@ -48,6 +48,7 @@ from dtlab.parallel.tensor.regions import (
     start_reduce_scatter,
 )
 from dtlab.parallel.tensor.sequence import check_tokens
+from dtlab.training.checkpoint import Share
 
 __all__ = [
     "ColumnParallelLinear",
@@ -112,6 +113,13 @@ class Split:
         """Return the size of a rank's part."""
         return sum(len(share(size, rank, ranks)) for size in self.sizes)
 
+    def ranges(self, rank: int, ranks: int) -> tuple[tuple[int, int], ...]:
+        """Return the start and stop, in the whole dim, of what a rank has of each piece."""
+        starts = accumulate(self.sizes, initial=0)
+        parts = [share(size, rank, ranks) for size in self.sizes]
+        pairs = zip(starts, parts, strict=False)
+        return tuple((start + part.start, start + part.stop) for start, part in pairs)
+
     def part(self, whole: Tensor, rank: int, ranks: int) -> Tensor:
         """Return a copy of a rank's part.
 
@@ -155,6 +163,13 @@ class ShardedLayer(nn.Module):
                 f"{type(self).__name__}: this rank is not in the group that was passed. Make the "
                 "layer only on the group's ranks."
             )
+
+    def parameter_shares(self) -> dict[str, Share]:
+        """Return which part of each divided parameter this rank has, for `Checkpoints`."""
+        return {
+            name: Share(split.dim, split.size, split.ranges(self.rank, self.ranks))
+            for name, split in self.splits.items()
+        }
 
     def load_part_of(self, dense: nn.Module) -> None:
         """Copy this rank's part of a dense layer's parameters, with their `requires_grad`.

@@ -25,6 +25,7 @@ from dtlab.parallel.zero.shards import (
     in_memory_order,
 )
 from dtlab.parallel.zero.wrap_policy import Blocks, ownership
+from dtlab.training.checkpoint import Share
 
 __all__ = [
     "ShardedModule",
@@ -138,6 +139,14 @@ class ShardedModule(nn.Module):
     def state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:  # type: ignore[override]
         """Return this rank's pieces, buffers and optional optimizer state; see `sharded_state`."""
         return sharded_state(self, optimizer)
+
+    def parameter_shares(self) -> dict[str, Share]:
+        """Return which elements of each flattened parameter this rank has, for `Checkpoints`."""
+        mine = {name: (span,) for name, (_, span) in pieces_of(self).items()}
+        return {
+            f"module.{name}": Share(0, shape.numel(), mine.get(name, ()))
+            for name, shape in self.shapes.items()
+        }
 
     def full_state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:
         """Return the whole state of the unwrapped module, on every rank. Call this on all ranks.
