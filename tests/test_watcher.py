@@ -801,7 +801,7 @@ def test_what_gloo_says_in_a_thread_does_not_hide_a_mismatch(
         assert error.mismatch is not None
         assert "all_reduce(float32[1], SUM)" in error.mismatch
         assert "all_reduce(float32[1000], SUM)" in error.mismatch
-        assert "Several threads of a rank" in flat(error)
+        assert "On this process group, more than one thread calls collectives" in flat(error)
         assert "its argument process_group= takes the group" in flat(error)
         assert "gloo" not in str(error)
         assert capfd.readouterr().out == ""  # no traceback above the finding

@@ -162,6 +162,8 @@ class OpInfo(NamedTuple):
     line: int
     wait_file: str = ""
     wait_line: int = 0
+    sizes: tuple[int, ...] = ()  # of an all-to-all, as in `Extra` (record/layouts.py)
+    lacks: tuple[int, ...] = ()  # members that have not called this collective yet
 
 
 class Touch(NamedTuple):
@@ -183,7 +185,7 @@ class Touch(NamedTuple):
 class Finding:
     """A deadlock or a mismatch: why ranks cannot make progress, or must be stopped."""
 
-    reason: Literal["standstill", "collective", "message", "stranger", "new_group"]
+    reason: Literal["standstill", "collective", "message", "stranger", "new_group", "sizes"]
     ops: list[OpInfo]
     left: list[int]  # ranks that have returned
     unmatched: list[OpInfo] = field(default_factory=list)  # other operations not complete
@@ -192,6 +194,9 @@ class Finding:
     threads: bool = False  # several threads of a rank called collectives on the group
     apart: list[OpInfo] = field(default_factory=list)  # see `Machine.apart`
     groups: list[tuple[int, ...]] = field(default_factory=list)  # members of each new group
+    exchanged: bool = False  # whether messages between ranks were complete before
+    stacks: dict[int, list[Frame]] = field(default_factory=dict)  # of main threads in `ops`
+    helpers: list[int] = field(default_factory=list)  # ranks of `ops` that a thread has called
 
 
 Reason = Literal["returned", "failed", "timeout", "deadlock", "interrupted"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from traceback import walk_tb
@@ -10,12 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtlab.ranks.protocol import Frame
 from dtlab.ranks.watch.locate import is_learners
-
-_UNUSED = re.compile(
-    r"Expected to have finished reduction in the prior iteration.*?for rank \d+: ([\d ]+)"
-    r"(\s+In addition, .*?as part of this error)?",
-    re.DOTALL,
-)
 
 
 def _name(match: re.Match[str]) -> str:
@@ -67,8 +62,9 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     ),
     (
         re.compile(r"Invalid (destination|source) rank: .*the rank of the current process\."),
-        "a rank sends to itself. Check how you compute the number of the other rank. With one "
-        "rank, send nothing.",
+        "a rank sends to itself, or receives from itself. If you mean another rank, check how "
+        "you compute its number. If you mean this rank's own part, copy it without a message: "
+        "buffer.copy_(part).",
     ),
     (
         re.compile(r"\w*Error: \[enforce fail at \S*\] .*?you tried to allocate (\d+) bytes\. "
@@ -105,6 +101,13 @@ _SENTENCES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
     (
         re.compile(r"\[enforce fail at \S*/gloo/alltoall\.cc:\d+\] in->size == out->size\.\s*"),
         "the input and the output of all_to_all_single must have the same number of elements.",
+    ),
+    (
+        re.compile(r"\[enforce fail at \S*/gloo/transport/\S*\] op\.preamble\.length <= "
+                   r"op\.nbytes\. (\d+) vs (\d+)\. Received data size doesn't match expected "
+                   r"size\. Is there a distributed collective mismatch in your code\?\s*"),
+        r"this rank received \1 bytes where it expected \2: the ranks passed tensors of "
+        "different size, or called different collectives.",
     ),
     (re.compile(r"ProcessGroupGloo::(\w+): "), lambda match: f"{_name(match)}: "),
 )  # fmt: skip
@@ -149,18 +152,34 @@ def in_words(error: BaseException, text: str) -> str:
     """The text of an exception, with a known message of torch replaced by a plain one."""
     for pattern, sentence in _SENTENCES:
         text = pattern.sub(sentence, text)
-    return _UNUSED.sub(lambda match: _unused(error, [*map(int, match[1].split())]), text)
+    for pattern, explain in _PARAGRAPHS:
+        if match := pattern.search(text):
+            theirs = " ".join(_HOW_TO_GET_NAMES.sub("", text[match.start() :]).split())
+            theirs = re.sub(r"for rank \d+:", "for this rank:", theirs)  # equal on all ranks
+            return f"{text[: match.start()]}{explain(error, match)} PyTorch's text: {theirs}"
+    return text
 
 
-def _unused(error: BaseException, indices: Sequence[int]) -> str:
-    """The message for parameters without a gradient: their names, or numbers if DDP is not found.
+# Long texts of DDP ---------------------------------------------------------------------------
+# A sentence with the names and the remedy comes first, and PyTorch's own text follows.
+
+
+_HOW_TO_GET_NAMES = re.compile(r"\s+In addition, .*?as part of this error\.?", re.DOTALL)
+
+
+def _ddp(error: BaseException) -> DistributedDataParallel | None:
+    """The DDP module that raised the exception, if one did."""
+    wrapped = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    return next((each for each in wrapped if isinstance(each, DistributedDataParallel)), None)
+
+
+def _named(error: BaseException, indices: Sequence[int]) -> str:
+    """The names of parameters, or their numbers if DDP is not found.
 
     `indices` are the numbers of the parameters among those that DDP averages: those that required
     a gradient when it wrapped the module.
     """
-    wrapped = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
-    ddp = next((each for each in wrapped if isinstance(each, DistributedDataParallel)), None)
-    names = []
+    ddp, names = _ddp(error), []
     if ddp is not None:
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
         averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
@@ -170,10 +189,80 @@ def _unused(error: BaseException, indices: Sequence[int]) -> str:
             for name, parameter in ddp.module.named_parameters()
             if id(parameter) in averaged
         ]
-    missing = [names[index] if index < len(names) else f"number {index}" for index in indices]
+    return ", ".join(names[n] if n < len(names) else f"number {n}" for n in indices)
+
+
+def _unused(error: BaseException, match: re.Match[str]) -> str:
+    missing = _named(error, [*map(int, match[1].split())])
     return (
-        f"these parameters got no gradient in the last backward: {', '.join(missing)}. DDP waits "
-        "for the gradient of each parameter that required one when you wrapped the module. Use "
-        "them in the loss, freeze them with "
-        "requires_grad_(False) before you wrap the module, or pass find_unused_parameters=True."
+        f"these parameters got no gradient in the last backward: {missing}. DDP waits for the "
+        "gradient of each parameter that required one when you wrapped the module. Use them in "
+        "the loss, freeze them with requires_grad_(False) on every rank before you wrap the "
+        "module, or pass find_unused_parameters=True."
     )
+
+
+def _changed(error: BaseException, match: re.Match[str]) -> str:
+    indices = re.search(r"for rank \d+: ([\d ]+)", match[0])
+    missing = _named(error, [*map(int, indices[1].split())]) if indices else ""
+    which = f", here without a gradient for {missing}" if missing else ""
+    return (
+        f"static_graph=True promises that every step uses the same parameters, but this one uses "
+        f"others than the first{which}: leave out static_graph=True, and pass "
+        "find_unused_parameters=True if a step does not use all parameters."
+    )
+
+
+def _twice(error: BaseException, match: re.Match[str]) -> str:
+    found = re.search(r"Parameter at index (\d+)(?: with name (\S+))?", match[0])
+    name = "a parameter"
+    if found is not None:
+        name = found[2] or _named(error, [int(found[1])])
+    checkpoint = os.path.join("torch", "utils", "checkpoint.py")
+    files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    if any(file.endswith(checkpoint) for file in files):
+        return (
+            f"{name} got two gradients in one backward pass, because re-entrant checkpoints run a "
+            "backward pass each: pass use_reentrant=False to checkpoint."
+        )
+    return (
+        f"{name} got two gradients in one backward pass: use it only in the forward of the module "
+        "that DDP wraps, and if checkpoint runs its layer, pass use_reentrant=False to checkpoint."
+    )
+
+
+def _other_parameters(error: BaseException, match: re.Match[str]) -> str:
+    ddp, frozen = _ddp(error), ""
+    if ddp is not None:
+        module = vars(ddp).get("_modules", {}).get("module")
+        parameters = module.named_parameters() if module is not None else ()
+        names = [name for name, parameter in parameters if not parameter.requires_grad]
+        frozen = f" Frozen on this rank: {', '.join(names)}." if names else " None is frozen here."
+    return (
+        f"DDP would average {match[2]} parameters on rank {match[1]}, but {match[4]} on rank "
+        f"{match[3]}: build the same module and freeze the same parameters on every rank before "
+        f"you wrap it.{frozen}"
+    )
+
+
+_PARAGRAPHS: tuple[
+    tuple[re.Pattern[str], Callable[[BaseException, re.Match[str]], str]], ...
+] = (
+    (
+        re.compile(r"(Expected to have finished reduction in the prior iteration|Your training "
+                   r"graph has changed in this iteration).*?not\s+compatible with static_graph"
+                   r".*", re.DOTALL),
+        _changed,
+    ),
+    (
+        re.compile(r"Expected to have finished reduction in the prior iteration.*?for rank \d+: "
+                   r"([\d ]+)", re.DOTALL),
+        _unused,
+    ),
+    (re.compile(r"Expected to mark a variable ready only once.*", re.DOTALL), _twice),
+    (
+        re.compile(r"DDP expects same model across all ranks, but Rank (\d+) has (\d+) params, "
+                   r"while rank (\d+) has inconsistent (\d+) params"),
+        _other_parameters,
+    ),
+)  # fmt: skip

@@ -37,6 +37,7 @@ from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.record.buffers import Buffers
 from dtlab.ranks.record.completion import Ends, Pending
 from dtlab.ranks.record.journal import Journal
+from dtlab.ranks.record.layouts import inspector
 from dtlab.ranks.record.operators import OPERATORS, Operator
 
 __all__ = ["BELOW", "CallHooks", "library", "put"]
@@ -94,6 +95,7 @@ class CallHooks:
         reduction_at, work_at = operator.reduction, operator.work
         blocks = operator.c10d == "monitored_barrier_"
         buffers, uses = self._buffers, self._uses
+        inspect = inspector(operator.c10d)
 
         def kernel(keyset: Any, *args: Any) -> Any:
             if ends.open:
@@ -105,6 +107,7 @@ class CallHooks:
             is_async = async_at is None or len(args) <= async_at or bool(args[async_at])
             reduction = None if reduction_at is None else args[reduction_at].op()
             root = None if root_at is None else args[root_at]
+            extra = None if inspect is None else inspect(args, group)
             index, announced = issue(
                 group,
                 None if payload_at is None else args[payload_at],
@@ -113,6 +116,7 @@ class CallHooks:
                 reduction,
                 root,
                 is_async and not blocks,
+                extra,
             )
             start = _now()
             try:
@@ -218,7 +222,7 @@ def _ordinary() -> Callable[[Any], bool]:
 
     An ordinary dense CPU tensor has one of two known sets of dispatch keys; the second is that of
     tensors created in inference mode. Other tensors are lazily conjugated or negated, sparse,
-    wrapped, or of a subclass.
+    wrapped, of a subclass, or not contiguous (layouts.py).
     """
     keys_of = torch._C._dispatch_keys
     ordinary = set()
@@ -237,6 +241,7 @@ def _ordinary() -> Callable[[Any], bool]:
         return (
             isinstance(tensor, torch.Tensor)
             and keys_of(tensor).raw_repr() in ordinary
+            and tensor.is_contiguous()
             and not (tensor.requires_grad or modes() or is_profiling() or is_registering())
             and transforms() is None
         )

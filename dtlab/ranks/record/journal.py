@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.protocol import Touch
+from dtlab.ranks.record.layouts import Extra
 from dtlab.ranks.record.operators import OPERATORS, Operator
 from dtlab.ranks.watch.announcer import Announcer
 from dtlab.ranks.watch.locate import is_learners
@@ -88,20 +89,28 @@ class Journal:
         ident = threading.get_ident
         announce = self._announcer.issuer(operator) if self._announcer else None
         kinds: dict[tuple[Any, ...], _Kind] = {}
-        forked = self._forked
+        forked, Tensor = self._forked, torch.Tensor
+        is_collective = not operator.is_message
 
         def issue(
-            group: Any, payload: Any, peer: int, tag: int, reduction: Any, root: Any, goes_on: bool
-        ) -> tuple[int, bool]:
+            group: Any, payload: Any, peer: int, tag: int, reduction: Any, root: Any,
+            goes_on: bool, extra: Extra | None = None,
+        ) -> tuple[int, bool]:  # fmt: skip
             if forked:
                 raise RuntimeError(f"{operator.name} {FORKED}")
             index = next(count)
             if type(payload) is list and len(payload) == 1:
                 payload = payload[0]
-            shape = dtype = None
-            if isinstance(payload, torch.Tensor):
+            shape: Any = None
+            dtype = None
+            if isinstance(payload, Tensor):
                 shape, dtype = payload.shape, payload.dtype
-            key = (group, shape, dtype, reduction, root)
+            elif is_collective and type(payload) is list and payload:
+                shape = tuple((x.shape, x.dtype) for x in payload if isinstance(x, Tensor))
+                shape = ((torch.Size(), payload[0].dtype),) if operator.uneven else shape
+            key: tuple[Any, ...] = (group, shape, dtype, reduction, root)
+            if extra is not None and extra.words:
+                key = (*key, extra.words)
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = self._kind(operator, key, payload)
@@ -112,7 +121,7 @@ class Journal:
                 file, line = self._place(None)
             if announce is not None:
                 goes_on = announce(
-                    index, description, payload, peer, tag, goes_on, names[file], line
+                    index, description, payload, peer, tag, goes_on, names[file], line, extra
                 )
             if index >= self.limit:
                 return index, goes_on
@@ -128,10 +137,10 @@ class Journal:
 
     def _kind(self, operator: Operator, key: tuple[Any, ...], payload: Any) -> _Kind:
         """The values that operations with the same group, shape and dtype have in common."""
-        group, shape, *_ = key
+        group, _, dtype_of_one, *_ = key
         number = self._groups[group] if group in self._groups else self._add_group(group)
         size = dtype = -1
-        if shape is not None and payload.layout is torch.strided:
+        if dtype_of_one is not None and payload.layout is torch.strided:
             size, dtype = self._measure(payload)
         description = self._announcer.describe(operator, *key) if self._announcer else ()
         return number, size, dtype, description

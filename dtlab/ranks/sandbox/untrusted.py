@@ -114,14 +114,16 @@ def failure(fields: Any) -> RemoteFailure:
 
 def op(fields: Sequence[Any], world_size: int) -> OpInfo:
     """A checked operation. Raises ValueError or TypeError for invalid fields."""
-    rank, name, description, partners, tag, group, members, file, line, *wait = fields
-    wait_file, wait_line = wait or ("", 0)
+    rank, name, description, partners, tag, group, members, file, line, *more = fields
+    rest: list[Any] = [*more, *["", 0, (), ()][len(more) :]]
+    wait_file, wait_line, sizes, lacks = rest
     if not 0 <= int(rank) < world_size:
         raise ValueError("an operation of a rank that does not exist")
     return OpInfo(
         int(rank), _text(name, 100), _text(description, 500), _ranks(partners, world_size),
         int(tag), int(group), _ranks(members, world_size), _file(file), _line(line),
         _file(wait_file) if wait_file else "", _line(wait_line),
+        tuple(map(int, sizes[: 2 * world_size + 1])), _ranks(lacks, world_size),
     )  # fmt: skip
 
 
@@ -156,6 +158,12 @@ def cleaned(outcome: Outcome, world_size: int) -> Outcome:
             finding.reason, own(finding.ops), finding.left, own(finding.unmatched),
             finding.seconds, apart=own(finding.apart),
             groups=[_ranks(group, world_size) for group in finding.groups[:100]],
+            exchanged=bool(finding.exchanged),
+            stacks={
+                rank: [_frame(frame) for frame in stack]
+                for rank, stack in finding.stacks.items() if rank in range(world_size)
+            },
+            helpers=[*_ranks(finding.helpers, world_size)],
         )  # fmt: skip
     ends = [replace(end, stack=[_frame(frame) for frame in end.stack]) for end in outcome.ranks]
     return replace(

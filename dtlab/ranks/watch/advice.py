@@ -13,7 +13,7 @@ NO_KEYBOARD = "EOFError: EOF when reading a line"
 ASK_IN_NOTEBOOK = (
     "A rank has no keyboard: read the input in a cell of the notebook, and pass it to the ranks."
 )
-NEXT_INDEX = re.compile(r"\[[^\]%]*\+[^\]%]*\]")
+NEXT_INDEX = re.compile(r"\[[^\]%]*rank\w*(\(\w*\))?\s*\+[^\]%]*\]")
 INDEX_NAME = re.compile(r"\[(\w+)\]")
 NEXT_RANK = re.compile(r"rank\w*(\(\w*\))?\s*\+\s*1\b(?![^#]*%)")
 MESSAGES = re.compile(r"\bi?(send|recv)\b|P2POp")
@@ -24,6 +24,7 @@ WRAP_AROUND = (
 )
 LAST_INDEX = "a list of N elements has the indices 0 to N - 1."
 COLLECTIVE = re.compile(
+    r"(?:=|\breturn|[(,*/+-])\s*"  # its value is used
     r"\bdist\.(all_reduce|all_gather\w*|all_to_all\w*|broadcast|gather|reduce\w*|scatter)\("
 )
 

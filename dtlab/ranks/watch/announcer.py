@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtlab.ranks.record.layouts import Extra
 from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch import board
 from dtlab.ranks.words import ranks_in_words
@@ -24,6 +25,7 @@ _Nccl = tuple[bool, bool]
 _Group = tuple[int, int, tuple[int, ...], _Nccl]  # number, index of its text, members, NCCL
 # Group: number, index of its text; operation: signature, index of its text; members; NCCL.
 _Told = tuple[int, int, int, int, tuple[int, ...], _Nccl]
+MOST_TEXT = 200  # characters of a description
 
 
 class Announcer:
@@ -40,11 +42,17 @@ class Announcer:
         self._groups.clear()
 
     def describe(
-        self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any
-    ) -> _Told:
-        """The fields of an announcement that equal operations share; `root` is a group rank."""
+        self, operator: Operator, group: Any, shape: Any, dtype: Any, reduction: Any, root: Any,
+        words: str = "",
+    ) -> _Told:  # fmt: skip
+        """The fields of an announcement that equal operations share; `root` is a group rank.
+
+        `shape` is that of a tensor, or has the shapes and dtypes of a list. `words` describe the
+        tensors if shape and dtype do not (layouts.py).
+        """
         number, group_text, members, nccl = self._groups.get(group) or self._add_group(group)
-        parts = [_tensor_in_words(shape, dtype, operator.uneven)] if shape is not None else []
+        tensors = "" if shape is None else _tensors_in_words(shape, dtype, operator.uneven)
+        parts = list(filter(None, [words or tensors]))
         parts += [_REDUCTIONS.get(reduction, "?")] if reduction is not None else []
         if root is not None:
             if not 0 <= root < len(members):
@@ -55,6 +63,8 @@ class Announcer:
         if operator.is_message:  # the receiver may use another shape
             must_fit = f"{dtype} {shape.numel() if shape is not None else None}"
         signature = board.number_of(must_fit)
+        if len(text) > MOST_TEXT:
+            text = f"{text[:MOST_TEXT]} ...)"
         return number, group_text, signature, self._writer.text(text), members, nccl
 
     def issuer(self, operator: Operator) -> Callable[..., bool]:
@@ -68,10 +78,14 @@ class Announcer:
 
         def announce(
             index: int, shared: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
-            file: str, line: int,
+            file: str, line: int, extra: Extra | None = None,
         ) -> bool:  # fmt: skip
             """Announce one operation; returns whether a wait for it must be announced."""
             number, group_text, signature, text, members, nccl = shared
+            if extra is not None:
+                tag = extra.each + 1
+                if extra.sizes:
+                    self._sizes(index, extra.sizes)
             if has_peer:
                 if not 0 <= peer < len(members) or members[peer] == own:
                     raise ValueError(_wrong_peer(own, verb, peer, members))
@@ -122,6 +136,15 @@ class Announcer:
         """Announce that the function has returned."""
         self._write(board.LEFT, -1)
 
+    def _sizes(self, index: int, sizes: tuple[int, ...]) -> None:
+        """Announce the sizes of the all-to-all that is announced next."""
+        thread = threading.get_ident()
+        thread = 0 if thread == self._main else thread
+        for start in range(0, len(sizes), board.SIZES_AT_ONCE):
+            some = sizes[start : start + board.SIZES_AT_ONCE]
+            some += (0,) * (board.SIZES_AT_ONCE - len(some))
+            self._writer.write(board.SIZES, index, thread, *some)
+
     # ------------------------------------------------------------------ lookups
 
     def _write(self, kind: int, index: int, *fields: int, **more: int) -> None:
@@ -148,18 +171,14 @@ def _wrong_peer(own: int, verb: str, peer: int, members: tuple[int, ...]) -> str
         there = ""
         if members != tuple(range(dist.get_world_size())):
             there = f": it is number {peer} of the group of {ranks_in_words(members)}"
-        if size == 2:
-            other = members[1 - peer]
-            missed = f"rank {other} gets nothing"
-            if verb != "sends to":
-                missed = f"does not receive the message of rank {other}"
-            return (
-                f"this rank {verb} itself{there}, and {missed}. If you mean the other of the two "
-                "ranks: it is 1 - rank."
-            )
         advice = "With one rank, no message is needed: N - 1 rounds are 0 rounds."
         if size > 1:
-            advice = "Check how you compute the number of the other rank."
+            other = ": of two ranks, the other one is 1 - rank" if size == 2 else ""
+            advice = (
+                f"If you mean another rank, check how you compute its number{other}. If you mean "
+                "this rank's own part, as in an all-to-all by messages, copy it without a "
+                "message: buffer.copy_(part)."
+            )
         return f"a rank {verb} itself{there}. {advice}"
     text = _no_such_rank(f"rank {own} {verb}", peer, members)
     number = members.index(own) if own in members else own
@@ -196,6 +215,14 @@ def _no_such_rank(start: str, number: int, members: tuple[int, ...]) -> str:
     )
 
 
-def _tensor_in_words(shape: torch.Size, dtype: torch.dtype, uneven: bool) -> str:
+def _tensors_in_words(shape: Any, dtype: torch.dtype | None, uneven: bool) -> str:
+    """A tensor, or a list of tensors, of which `shape` has the shapes and dtypes."""
+    if dtype is not None:
+        return _tensor_in_words(shape, dtype, uneven=uneven)
+    words = [_tensor_in_words(*each, uneven=uneven) for each in shape]
+    return ", ".join(dict.fromkeys(words) if uneven else words)
+
+
+def _tensor_in_words(shape: torch.Size, dtype: torch.dtype, *, uneven: bool) -> str:
     name = str(dtype).removeprefix("torch.")
     return name if uneven else f"{name}[{', '.join(map(str, shape))}]"

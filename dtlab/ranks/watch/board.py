@@ -26,6 +26,8 @@ STRANGER = 5  # an operation on a group that this rank is not in: torch only war
 LEFT = 6  # the function has returned
 QUEUE = 7  # an operation is about to enter a GPU queue; neither it nor a wait blocks the rank
 POLL = 8  # is_completed() has returned False; only the first one of an operation
+SIZES = 9  # sizes of the all-to-all that is announced next, in all fields from `group` on
+SIZES_AT_ONCE = 8
 
 # How an operation is matched with those of other ranks.
 COLLECTIVE, SEND, RECV, NEW_GROUP = range(4)
@@ -44,7 +46,8 @@ class Record(NamedTuple):
 
     `number` is the operation's index. Equal groups have the same `group`, and equal descriptions
     the same `signature`, on all ranks. `group_text`, `text` and the file are indices into the
-    rank's own table of strings. `peer` is a global rank, -1 for none.
+    rank's own table of strings. `peer` is a global rank, -1 for none. The `tag` of an all-to-all
+    is one more than the elements that go from each rank to each, 0 if sizes were announced.
     """
 
     kind: int

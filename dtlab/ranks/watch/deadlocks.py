@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from dtlab.errors import DeadlockError, MismatchError, Waiting, place_in_words
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome
 from dtlab.ranks.watch import locate
+from dtlab.ranks.watch.matching import unequal_sizes
 from dtlab.ranks.words import ranks_in_words, wrapped
 
 POINT_TO_POINT = ("send", "recv")
@@ -17,9 +19,23 @@ NEIGHBOURS = (
     "(src=a)."
 )
 
-DDP_BUFFERS = (
-    "DDP broadcasts the module's buffers, such as BatchNorm's statistics, in each forward. To "
-    "validate on one rank, call the module that DDP wraps: model.module(...)."
+DDP_FORWARD = (
+    "In its forward, DDP broadcasts the module's buffers, such as BatchNorm's statistics, and "
+    "after the first backward pass the order of its buckets. To validate on one rank, call the "
+    "module that DDP wraps: model.module(...)."
+)
+# Functions that only pass a call on, and files in which the learner's line calls a collective.
+PASS_ON = ("wrapper", "wrapped", "inner", "decorate_context", "_fn")
+CALLS = (
+    os.path.join("torch", "distributed", "distributed_c10d.py"),
+    os.path.join("torch", "distributed", "c10d_logger.py"),
+    os.path.join("torch", "distributed", "_functional_collectives.py"),
+)
+# Parts of PyTorch that communicate.
+MAKERS = (
+    os.path.join("torch", "distributed", ""),
+    os.path.join("torch", "nn", "parallel", ""),
+    os.path.join("torch", "nn", "modules", "_functions.py"),
 )
 
 
@@ -31,9 +47,13 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
         "message": _different_message,
         "stranger": _stranger,
         "new_group": _different_groups,
+        "sizes": _different_sizes,
     }[finding.reason]
     headline, advice = explain(finding)
     advice += _different_lines(finding)
+    by_ddp = any(map(_is_in_ddps_forward, finding.stacks.values()))
+    if finding.apart and by_ddp and DDP_FORWARD not in advice:
+        advice += f" {DDP_FORWARD}"
     lines = [wrapped(headline, indent=""), *_lines(finding, len(values))]
     if finding.left and finding.reason == "standstill":
         lines.append(f"  {ranks_in_words(finding.left)} returned from the function already")
@@ -55,7 +75,8 @@ def deadlock_error(finding: Finding, values: list[Any], stdout: list[str]) -> De
 
 def waiting_of(op: OpInfo) -> Waiting:
     """The public record `Waiting` for an operation."""
-    where = locate.place(Frame(op.file, op.line, "")) if op.line else {}
+    where = locate.place(Frame(op.file, locate.line_of(op.name, op.file, op.line), ""))
+    where = where if op.line else {}
     waits_in = ""
     is_known = op.wait_file and op.wait_line
     if is_known and (op.wait_file, op.wait_line) != (op.file, op.line):
@@ -122,11 +143,23 @@ def pattern(finding: Finding) -> str:
     if names == {"recv"} and len(set(sources)) < len(sources) and not finding.left:
         return f"Several ranks wait for the same rank. {NEIGHBOURS}"
     if names == {"recv"} and not finding.left:
+        if finding.exchanged:  # one rank may receive once more than its neighbour sends
+            return (
+                "Every rank waits for a message, and no rank sends one. Each receive needs a "
+                "send: compare how often each rank sends and receives. If the sends come later, "
+                "post them first (isend), then receive."
+            )
         return (
             "Every rank receives before it sends, so no rank sends. Post the send first (isend), "
             "then receive."
         )
     if names == {"send"} and not finding.left:
+        if finding.exchanged:
+            return (
+                "Every rank waits until its message is received, and no rank receives. Each send "
+                "needs a receive: compare how often each rank sends and receives. If the receives "
+                "come later, post the send with isend, receive, then wait for the send."
+            )
         return (
             "Every rank sends before it receives, and a send completes only when it is received. "
             "Post the send with isend, receive, then wait for the send."
@@ -144,8 +177,8 @@ def pattern(finding: Finding) -> str:
     groups = {op.group for op in ops}
     if not names & {"send", "recv"} and len(groups) > 1:
         return (
-            "The ranks wait for each other on different groups. All members of a group must call "
-            "its collectives, ranks that are in several groups all in the same order."
+            "The ranks wait on different groups. All members of a group must call its "
+            "collectives, ranks that are in several groups all in the same order."
         )
     if not names & {"send", "recv"}:
         return "All members of the group must call its collectives, equally often."
@@ -160,8 +193,14 @@ def _astray(waiting: OpInfo, sent: Sequence[OpInfo]) -> str:
     """The advice if messages were sent, but not to the ranks that wait."""
     source = waiting.partners[0] if len(waiting.partners) == 1 else None
     other = next((op for op in sent if op.rank == source), sent[0])
+    same = other.rank in waiting.partners and other.partners == (waiting.rank,)
+    if same and other.group != waiting.group:
+        return (
+            f"Rank {other.rank} has sent a message to rank {waiting.rank}, but on another group. "
+            "Pass the same group to send and receive."
+        )
     return (
-        f"Messages were sent, but not to the rank that waits: rank {waiting.rank} waits for "
+        f"A message was sent that no rank receives: rank {waiting.rank} waits for "
         f"{ranks_in_words(waiting.partners)}, and rank {other.rank} sent to rank "
         f"{other.partners[0]}. {NEIGHBOURS}"
     )
@@ -192,7 +231,8 @@ def _circle(ops: Sequence[OpInfo]) -> str:
     def waits_for(rank: int) -> int | None:
         """The lowest rank that this one waits for, and that waits in another operation."""
         op = by_rank[rank]
-        busy = [each for each in op.partners if each in by_rank and each != rank]
+        partners = op.lacks or op.partners  # a member that has called it may wait elsewhere
+        busy = [each for each in partners if each in by_rank and each != rank]
         elsewhere = [
             each
             for each in busy
@@ -215,38 +255,73 @@ def _forgotten_group(op: OpInfo, group: str) -> str:
     if "group=" in (waiting_of(op).code or ""):
         return ""
     return (
-        f"This {op.name} needs {ranks_in_words(op.members)}, because it has no group=. If it "
+        f"This {op.name} needs {ranks_in_words(op.members)}, all members of its group. If it "
         f"is meant for {group}, pass that group."
     )
 
 
 def _missing_call(finding: Finding) -> str:
     op = next(op for op in finding.ops if op.name not in POINT_TO_POINT)
-    missing = [rank for rank in finding.left if rank in op.members]
+    lacks = op.lacks or [rank for rank in op.members if rank != op.rank]
+    missing = [rank for rank in finding.left if rank in lacks]
     if not missing:
         return "All members of a group must call its collectives, equally often."
     waiting = tuple(each.rank for each in finding.ops if each.group == op.group)
     hint = _forgotten_group(op, f"the group of {ranks_in_words(waiting)}")
     if hint and 1 < len(waiting) < len(op.members) and waiting in finding.groups:
         return hint
-    if _called_by_ddp(op):
-        return f"{ranks_in_words(missing).capitalize()} did not call this {op.name}. {DDP_BUFFERS}"
+    start = f"{ranks_in_words(missing).capitalize()} did not call this {op.name}"
+    if _is_in_ddps_forward(finding.stacks.get(op.rank, ())):
+        return f"{start}. {DDP_FORWARD}"
+    if library := _made_by(finding.stacks.get(op.rank, ())):
+        return (
+            f"{start}. {library} makes it, in the line above: every member of its group must run "
+            "that line, equally often."
+        )
     advice = (
-        f"{ranks_in_words(missing).capitalize()} did not call this {op.name}, or {_them(finding)} "
-        "once too often: all members of the group must call it, equally often. Look for an if, "
-        "an early return, a loop with fewer rounds, or another group."
+        f"{start}, or {_them(finding, op)} once too often: all members of the group must call "
+        "it, equally often. Look for an if, an early return, a loop with fewer rounds, or "
+        "another group."
     )
-    if "backward" in (waiting_of(op).code or ""):
+    if re.search(r"\bbackward\(", waiting_of(op).code or ""):
         advice += (
-            " It belongs to backward. With DDP, every rank must run backward equally often, "
-            "through the wrapped module; if the numbers of batches differ, use DDP's join."
+            " The line runs backward. If DDP wraps the module, every rank must run backward "
+            "equally often, through the wrapped module; if the numbers of batches differ, use "
+            "DDP's join."
         )
     return advice
 
 
-def _them(finding: Finding) -> str:
-    ranks = [op.rank for op in finding.ops]
+def _them(finding: Finding, op: OpInfo) -> str:
+    same = [each for each in finding.ops if (each.name, each.group) == (op.name, op.group)]
+    ranks = sorted({each.rank for each in same})
     return f"{ranks_in_words(ranks)} {'calls' if len(ranks) == 1 else 'call'} it"
+
+
+def _made_by(stack: Sequence[Frame]) -> str:
+    """The function of a library that makes an operation in the learner's line, and its file.
+
+    Empty if the line calls the operation itself.
+    """
+    own = [number for number, frame in enumerate(stack) if locate.is_learners(frame.file)]
+    for frame in stack[max(own, default=-1) + 1 :]:
+        folder, _, file = frame.file.rpartition(f"site-packages{os.sep}")
+        if frame.file.endswith(CALLS) or not folder:
+            continue
+        is_torch = file.startswith(os.path.join("torch", ""))
+        if frame.function in PASS_ON or (is_torch and not file.startswith(MAKERS)):
+            continue
+        return f"{frame.function} ({file})"
+    return ""
+
+
+def _is_in_ddps_forward(stack: Sequence[Frame]) -> bool:
+    """Whether DDP's forward runs, before or after that of the module that it wraps."""
+    file = os.path.join("torch", "nn", "parallel", "distributed.py")
+    return any(
+        frame.file.endswith(file) and frame.function in ("_pre_forward", "_post_forward")
+        for frame in stack
+    )
 
 
 def _tags(finding: Finding) -> str | None:
@@ -263,26 +338,21 @@ def _tags(finding: Finding) -> str | None:
     return None
 
 
-def _called_by_ddp(op: OpInfo) -> bool:
-    """Whether the learner's line runs a module that broadcasts its buffers."""
-    code = waiting_of(op).code
-    return op.name == "broadcast" and code is not None and "broadcast" not in code
-
-
 def _different_lines(finding: Finding) -> str:
     """A sentence if ranks called the collective before this in different lines, else empty."""
     if not finding.apart:
         return ""
     lines: dict[str, list[int]] = {}
+    one_file = len({op.file for op in finding.apart}) == 1
     for op in sorted(finding.apart):
-        lines.setdefault(f"line {op.line}", []).append(op.rank)
+        place = place_in_words(**{**locate.place(Frame(op.file, op.line, "")), "code": None})
+        lines.setdefault(f"line {op.line}" if one_file else place, []).append(op.rank)
     calls = ", ".join(f"{ranks_in_words(ranks)} in {line}" for line, ranks in lines.items())
     op = finding.apart[0]
-    text = (
+    return (
         f" The ranks are in different lines of the program: the {op.name} before this was called "
         f"by {calls}."
     )
-    return f"{text} {DDP_BUFFERS}" if any(map(_called_by_ddp, finding.apart)) else text
 
 
 # ---------------------------------------------------------------------------- polling
@@ -335,22 +405,32 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
     names = {op.name for op in finding.ops}
     if finding.threads:
         advice = (
-            "Several threads of a rank call collectives on the same process group, so their order "
-            "differs from rank to rank. Give each thread its own group: dist.new_group(). "
+            "On this process group, more than one thread calls collectives, so their order can "
+            "differ from rank to rank. Give each thread its own group: dist.new_group(). "
             "dcp.async_save saves in such a thread; its argument process_group= takes the group."
         )
     elif len(names) > 1:
         advice = "All members of a group must call the same collectives in the same order."
     else:
         name, without_sizes = names.pop(), {re.sub(r"\[.*?\]", "", text) for text in kinds}
-        advice = (
-            f"All ranks must pass the same arguments to {name}. Otherwise it hangs or gives wrong "
-            "numbers without an error."
-        )
-        if len(without_sizes) == 1:
-            advice += (
-                " If the arguments are right, one rank skipped a call, and its next call met "
-                "this one."
+        if len({(op.file, op.line) for op in finding.ops}) > 1:
+            advice = (
+                f"These are calls in different lines. If they belong together, all ranks must "
+                f"pass the same arguments to {name}. If not, a rank skipped a call before, or "
+                "made one too many, so that its next call met another one."
+            )
+        else:
+            advice = (
+                f"All ranks must pass the same arguments to {name}. Otherwise it hangs or gives "
+                "wrong numbers without an error. If the arguments are right, a rank skipped a "
+                "call before, or made one too many, so that its next call met another one."
+            )
+        if any("with strides" in text for text in kinds):
+            advice = (
+                "The tensors have the same shape, but their elements lie in memory in another "
+                "order: gloo takes them in the order of memory, so the numbers would be wrong. "
+                "Pass a contiguous copy on every rank, y = x.contiguous(), and copy the result "
+                "back with x.copy_(y)."
             )
         op = finding.ops[0]
         if any(op.rank in group and len(group) < len(op.members) for group in finding.groups):
@@ -358,6 +438,39 @@ def _different_collectives(finding: Finding) -> tuple[str, str]:
         elif name in ("all_gather", "gather") and len(without_sizes) == 1:
             advice += " If shards differ in size, pad them to the largest, and cut the results."
     return f"{calls}.", advice
+
+
+def _different_sizes(finding: Finding) -> tuple[str, str]:
+    """For an all-to-all: what a rank sends to another one is not what that one expects."""
+    unequal = unequal_sizes(*finding.ops[:2])
+    assert unequal is not None
+    sender, receiver, sent, expected = unequal
+    row = sender.sizes[0] if sender.sizes[0] == receiver.sizes[0] else 0
+    unit, count = ("row", row) if row else ("element", 1)
+    headline = (
+        f"in all_to_all, rank {sender.rank} sends {_amount(sent // count, unit)} to rank "
+        f"{receiver.rank}, which expects {_amount(expected // count, unit).partition(' ')[0]}."
+    )
+    to, source = (
+        op.members.index(each.rank) for op, each in ((sender, receiver), (receiver, sender))
+    )
+    if row:
+        return headline, (
+            f"Number {to} of input_split_sizes on rank {sender.rank} must equal number {source} "
+            f"of output_split_sizes on rank {receiver.rank}. If the sizes differ from step to "
+            "step, first exchange input_split_sizes by an all_to_all_single of one number for "
+            "each rank."
+        )
+    return headline, (
+        f"What each rank sends to another must have as many elements as that rank receives from "
+        f"it: tensor {to} of the input list, or an equal share of the input, on rank "
+        f"{sender.rank}; tensor {source} of the output list, or an equal share of the output, on "
+        f"rank {receiver.rank}."
+    )
+
+
+def _amount(count: int, unit: str) -> str:
+    return f"{count} {unit}" if count == 1 else f"{count} {unit}s"
 
 
 def _different_message(finding: Finding) -> tuple[str, str]:
@@ -402,6 +515,7 @@ def _different_groups(finding: Finding) -> tuple[str, str]:
         headline = f"{calls}."
     else:
         called = [op.rank for op in finding.ops]
-        headline = f"only {ranks_in_words(called)} called new_group, and the others did not."
+        verb = "calls" if len(called) == 1 else "call"
+        headline = f"{ranks_in_words(called)} {verb} new_group once more than other ranks."
     advice = "Every rank must call new_group for every group, in the same order, member or not."
     return headline, advice

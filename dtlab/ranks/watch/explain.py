@@ -152,7 +152,7 @@ def rank_error(
     lines = [_wrapped_once(f"{ranks_in_words(same)} {happened}"), *_places(first)]
     for rank, failure in failures.items():
         if rank not in same:
-            text = "then lost its peer" if _is_consequence(failure) else _what_happened(failure)
+            text = "then lost its peer" if _has_lost_its_peer(failure) else _what_happened(failure)
             lines += [_wrapped_once(f"rank {rank} {text}"), *_places(failure)]
     for waiting in running:
         if waiting.rank not in failures:
@@ -194,13 +194,13 @@ def _failures(
             op = next((op for op in outcome.waiting if op.rank == rank), None)
             failures[rank] = _of_death(end, stderr[rank], op)
     order = outcome.failed_first + sorted(set(failures) - set(outcome.failed_first))
-    order.sort(key=lambda rank: rank in failures and _is_consequence(failures[rank]))  # stable
+    order.sort(key=lambda rank: rank in failures and _has_lost_its_peer(failures[rank]))  # stable
     return {rank: failures[rank] for rank in order if rank in failures}
 
 
 def is_about_a_lost_peer(error: RankError) -> bool:
     """Whether all failures are lost connections to other ranks."""
-    return all(map(_is_consequence, error.failures.values()))
+    return all(map(_has_lost_its_peer, error.failures.values()))
 
 
 def _places_of_misfits(outcome: Outcome) -> set[str]:
@@ -213,6 +213,14 @@ def _places_of_misfits(outcome: Outcome) -> set[str]:
 def _is_consequence(failure: Failure) -> bool:
     """Whether a failure is only gloo's report of a lost peer or an unexpected message."""
     return any(text in failure.message for text in PEER_GONE)
+
+
+def _has_lost_its_peer(failure: Failure) -> bool:
+    """Whether a failure is only gloo's report of a lost peer.
+
+    A check of gloo's own that failed ("enforce fail") is a cause: of what peers report.
+    """
+    return _is_consequence(failure) and "enforce fail" not in failure.message
 
 
 def of_exception(remote: RemoteFailure) -> Failure:
@@ -239,7 +247,7 @@ def of_exception(remote: RemoteFailure) -> Failure:
 
 def _with_advice(failure: Failure, text: str) -> Failure:
     """The failure with further advice, if an exception is the cause."""
-    if failure.kind != "exception" or _is_consequence(failure):
+    if failure.kind != "exception" or _has_lost_its_peer(failure):
         return failure
     return replace(failure, advice=f"{failure.advice} {text}".lstrip())
 
@@ -412,7 +420,7 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
     """The message, and what keeps the ranks running if their operations tell it."""
     if not running:
         text = (
-            f"the results did not arrive: pickling them took over {spec.timeout:g} s.\n"
+            f"the results did not arrive: to pickle and send them took over {spec.timeout:g} s.\n"
             "Return less, or tensors and plain data instead of objects."
         )
         return text, ""
@@ -435,9 +443,10 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
     if idle:
         lines.append(f"  {ranks_in_words(idle)} took no part")
     others = [waiting.rank for waiting in running if waiting.op != "compute"]
+    waits_for: dict[tuple[int, ...], list[int]] = {}
     longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
     in_vain = polled_in_vain(running, outcome)
-    advice = in_vain or _still_communicating(running, outcome)
+    advice = in_vain or _still_communicating(running, outcome) or _in_backward(running, outcome)
     if not (advice or busy or outcome.active) and len(calls) == len(running):
         left = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
         advice = pattern(Finding("standstill", outcome.waiting, left, outcome.posted))
@@ -446,15 +455,39 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
         if outcome.active and not in_vain:
             lines.append(f"If they only need more time, {longer}.")
         return "\n".join(lines), advice
-    if busy and others:
-        verb = "waits" if len(others) == 1 else "wait"
-        lines.append(f"{ranks_in_words(others)} {verb} for {ranks_in_words(busy)}.".capitalize())
+    for op in outcome.waiting if busy else ():
+        needs = [rank for rank in op.lacks or op.partners if rank in busy and rank != op.rank]
+        if needs and op.rank in others:
+            waits_for.setdefault(tuple(needs), []).append(op.rank)
+    for awaited, ranks in waits_for.items():
+        verb = "waits" if len(ranks) == 1 else "wait"
+        lines.append(f"{ranks_in_words(ranks)} {verb} for {ranks_in_words(awaited)}.".capitalize())
     if busy:
         lines.append(
             f"If the function only needs more time, {longer}. Otherwise look for a lock, a join "
             "or a loop that never ends."
         )
     return "\n".join(lines), ""
+
+
+def _in_backward(running: list[Waiting], outcome: Outcome) -> str:
+    """A text if ranks are inside backward, although no operation of theirs is open."""
+    file = os.path.join("torch", "autograd", "graph.py")
+    open_ops = {op.rank for op in (*outcome.waiting, *outcome.posted)}
+    inside = [
+        each.rank
+        for each in running
+        if (stack := outcome.ranks[each.rank].stack) and stack[-1].file.endswith(file)
+        and each.rank not in open_ops
+    ]  # fmt: skip
+    if not inside or len(inside) < len(running):
+        return ""
+    verb = "is" if len(inside) == 1 else "are"
+    return (
+        f"{ranks_in_words(inside).capitalize()} {verb} inside backward, and no operation is open. "
+        "If DDP has a communication hook, the Future that it returns must become complete: "
+        "return work.get_future() of an asynchronous collective, or call set_result() on it."
+    )
 
 
 def _still_communicating(running: list[Waiting], outcome: Outcome) -> str:

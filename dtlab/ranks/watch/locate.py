@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import linecache
 import os
+import re
 import site
 import sys
 import sysconfig
+import tokenize
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -22,7 +26,9 @@ OPERATIONS = (
     os.path.join("dtlab", "ranks", "record", "recorder.py"),  # the hook on `work.wait`
 )
 HELPERS = ("_", "wrapper")  # prefixes of functions in these files that are not operations
-NOBODYS = ("<frozen", "<string>", "<__array_function__")
+NOBODYS = ("<frozen", "<string>", "<__array_function__", "<eval_with_key>")
+# A file that torch.compile has written: its folder repeats the beginning of its name, a hash.
+COMPILED = re.compile(r"[/\\](\w\w)[/\\]c\1\w{49}\.py$")
 
 
 def learner_frame(frames: Sequence[Frame]) -> Frame | None:
@@ -51,8 +57,11 @@ def operation(frames: Sequence[Frame]) -> str:
 
 
 def is_learners(file: str) -> bool:
-    """Whether a file belongs neither to Python, nor to an installed package, nor to dtlab."""
-    return not file.startswith((*NOBODYS, *_foreign_folders()))
+    """Whether a file belongs neither to Python, nor to an installed package, nor to dtlab.
+
+    Code that torch.compile generates is not the learner's either.
+    """
+    return not (file.startswith((*NOBODYS, *_foreign_folders())) or COMPILED.search(file))
 
 
 def asked_by_learner(frame: FrameType | None) -> bool:
@@ -82,6 +91,24 @@ def place(frame: Frame | None) -> dict[str, Any]:
     if cell is None and not os.path.relpath(file).startswith(os.pardir):
         file = os.path.relpath(file)
     return {"file": file, "line": frame.line, "code": code, "cell": cell}
+
+
+def line_of(operation: str, file: str, line: int) -> int:
+    """The line of an operation; in a function that torch.compile has compiled, if it is known.
+
+    The code that torch.compile runs in place of a function has only its first line. If a single
+    line of the function calls the operation, it is that one.
+    """
+    lines = linecache.getlines(file)
+    first = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    if not first.startswith(("@", "def ", "async def ")) or operation in first:
+        return line
+    with contextlib.suppress(SyntaxError, tokenize.TokenError, IndexError):
+        block = inspect.getblock(lines[line - 1 :])
+        calls = re.compile(rf"\b{operation}\w*\(")
+        found = [number for number, text in enumerate(block) if calls.search(text)]
+        return line + found[0] if len(found) == 1 else line
+    return line
 
 
 def _cell_numbers() -> dict[str, int]:

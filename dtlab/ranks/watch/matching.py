@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 from dtlab.ranks.watch.board import (
     CALL,
@@ -27,6 +27,8 @@ from dtlab.ranks.watch.board import (
     QUEUE,
     RECV,
     SEND,
+    SIZES,
+    SIZES_AT_ONCE,
     SOURCE,
     STRANGER,
     WAIT,
@@ -36,9 +38,21 @@ from dtlab.ranks.watch.board import (
 Kind = Literal["collective", "send", "recv", "new_group"]
 Channel = tuple[int, int, int, int]  # group, from, to, tag
 Inbox = tuple[int, int, int]  # group, to, tag
+MOST_SIZES = 1 << 16
 KINDS: dict[int, Kind] = {
     COLLECTIVE: "collective", SEND: "send", RECV: "recv", NEW_GROUP: "new_group"
 }  # fmt: skip
+
+
+class Sized(Protocol):
+    """An operation that has sizes by rank: an `Op`, or an `OpInfo`."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def members(self) -> tuple[int, ...]: ...
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
 
 
 @dataclass(eq=False)
@@ -54,6 +68,7 @@ class Op:
     complete: bool = False
     waiter: Actor | None = None
     wait_place: int = 0  # as `Record.place`, of the wait or poll for it; 0 if none is known
+    sizes: tuple[int, ...] = ()  # of an all-to-all, as in `Extra` (record/layouts.py)
 
     @property
     def kind(self) -> Kind:
@@ -92,7 +107,7 @@ class Actor:
 class Misfit:
     """Operations of different ranks that belong together but do not match."""
 
-    reason: Literal["collective", "message", "stranger", "new_group"]
+    reason: Literal["collective", "message", "stranger", "new_group", "sizes"]
     ops: tuple[Op, ...]
 
 
@@ -111,6 +126,8 @@ class Machine:
         # By rank and index: messages until waited for, collectives until complete.
         self._ops: dict[tuple[int, int], Op] = {}
         self._polled: dict[int, Op] = {}  # by rank, until waited for
+        self.exchanged = False  # whether a message was complete
+        self._sizes: dict[int, list[int]] = {}  # by rank: of the all-to-all that comes next
         self._rounds: dict[tuple[int, int], int] = {}  # (group, rank): number of collectives
         self._meetings: dict[tuple[int, int], dict[int, Op]] = {}  # (group, number): op by rank
         self._last_meeting: dict[int, dict[int, Op]] = {}  # by group: the latest complete one
@@ -153,6 +170,8 @@ class Machine:
         rank, kind = actor.rank, record.kind
         if kind in (ISSUE, CALL, QUEUE):
             op = self._describe(rank, record)
+            if op.name == "all_to_all":
+                op.sizes = self._sizes_of(op)
             freed = self._post(op)
             if kind == CALL and not op.complete:
                 self._block(actor, op)
@@ -166,6 +185,11 @@ class Machine:
             if waited is not None and not waited.complete:
                 waited.wait_place = record.place
                 self._block(actor, waited)
+        elif kind == SIZES:
+            sizes = self._sizes.setdefault(rank, [record.number])
+            if sizes[0] != record.number or len(sizes) > MOST_SIZES:
+                sizes[:] = [record.number]
+            sizes.extend(record[3 : 3 + SIZES_AT_ONCE])
         elif kind == POLL:
             if polled := self._ops.get((rank, record.number)):
                 polled.wait_place = record.place
@@ -177,6 +201,15 @@ class Machine:
         elif kind == LEFT:
             actor.left = True
         return ()
+
+    def _sizes_of(self, op: Op) -> tuple[int, ...]:
+        """The sizes that were announced for an all-to-all; empty if there are none."""
+        count = len(op.members)
+        if op.record.tag > 0:
+            return (0, *[op.record.tag - 1] * 2 * count)
+        number, *sizes = self._sizes.pop(op.rank, [-1])
+        fits = number == op.record.number and len(sizes) > 2 * count
+        return tuple(sizes[: 2 * count + 1]) if fits else ()
 
     def _block(self, actor: Actor, op: Op) -> None:
         actor.blocked, op.waiter = op, actor
@@ -200,6 +233,7 @@ class Machine:
             queue = mine.setdefault(channel, deque())
             queue.appendleft(op) if again else queue.append(op)
             return ()
+        self.exchanged = True
         other = self._remove_first(theirs, channel)
         self._compare_messages(*((op, other) if op.kind == "send" else (other, op)))
         return [*self._complete(op), *self._complete(other)]
@@ -218,6 +252,10 @@ class Machine:
                 self.misfit = Misfit(reason, tuple({**meeting, op.rank: op}.values()))
                 return ()
             break
+        for other in meeting.values() if op.sizes else ():
+            if other.sizes and unequal_sizes(op, other):
+                self.misfit = Misfit("sizes", (op, other))
+                return ()
         meeting[op.rank] = op
         if len(meeting) < len(op.members):
             return ()
@@ -393,9 +431,15 @@ class Machine:
                 is_here = op.complete or self.could_come(op)
                 found.append((op, [] if is_here else [*op.partners]))
             elif not op.complete:
-                came = next((each for each in self._meetings.values() if op in each.values()), {})
-                found.append((op, [rank for rank in op.members if rank not in came]))
+                found.append((op, self.lacks(op)))
         return found
+
+    def lacks(self, op: Op) -> list[int]:
+        """The members of the group that have not called this collective yet."""
+        if op.is_message or op.complete:
+            return []
+        came = next((each for each in self._meetings.values() if op in each.values()), None)
+        return [] if came is None else [rank for rank in op.members if rank not in came]
 
     def could_come(self, op: Op) -> bool:
         """Whether a blocked send or receive may complete through an any-source receive."""
@@ -403,6 +447,22 @@ class Machine:
             return bool(self._under_way(_inbox(op)))
         takers = self._any_source.values() if op.kind == "send" else ()
         return any(_inbox(receive) == _inbox(op) for receive in takers)
+
+
+AnySized = TypeVar("AnySized", bound=Sized)
+
+
+def unequal_sizes(
+    first: AnySized, second: AnySized
+) -> tuple[AnySized, AnySized, int, int] | None:
+    """A sender, a receiver, and two different sizes: sent and expected. None if all are equal."""
+    for sender, receiver in (first, second), (second, first):
+        sent = sender.sizes[1 + sender.members.index(receiver.rank)]
+        count = len(receiver.members)
+        expected = receiver.sizes[1 + count + receiver.members.index(sender.rank)]
+        if sent != expected:
+            return sender, receiver, sent, expected
+    return None
 
 
 def _channel(op: Op) -> Channel:

@@ -8,8 +8,10 @@ operation, and its stack ends in torch. The watcher requests the stack only if t
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -33,6 +35,8 @@ WAITS_IN_CPP = (
 )
 # Threads that never communicate by themselves.
 HELPERS = (os.path.join("dtlab", "ranks", ""), os.path.join("tqdm", "_monitor.py"))
+POOL = os.path.join("concurrent", "futures", "thread.py")  # its idle threads wait for work
+THREADING = threading.__file__
 
 
 class Watcher:
@@ -65,6 +69,16 @@ class Watcher:
         `ask` returns the stacks of a rank's threads, that of the main thread last. Without it,
         all ranks have returned, and this is the final check.
         """
+        finding = self._look(ask)
+        if finding is not None and ask is not None:
+            finding.stacks.update({rank: ask(rank)[-1] for rank in self._in_main(finding)})
+        return finding
+
+    def _in_main(self, finding: Finding) -> set[int]:
+        """The ranks whose main thread has called an operation of the finding."""
+        return {op.rank for op in finding.ops} - {*finding.helpers, *finding.left}
+
+    def _look(self, ask: Ask | None) -> Finding | None:
         now = time.monotonic()
         if self._follow():
             self._quiet_since = now
@@ -167,12 +181,7 @@ class Watcher:
         """Whether some blocked rank has threads that are not known to wait too."""
         for rank in {op.rank for op in blocked}:
             *others, _ = ask(rank)
-            unknown = [
-                frames for frames in others
-                if frames and not any(part in frame.file for frame in frames for part in HELPERS)
-            ]  # fmt: skip
-            waiting = sum(op.rank == rank and op.record.thread != 0 for op in blocked)
-            if len(unknown) > waiting:
+            if _unknown(others) > _waiting_threads(rank, blocked):
                 return True
         return self._follow()  # a rank may have continued while its stack was read
 
@@ -181,19 +190,30 @@ class Watcher:
     def _look_into(
         self, free: set[int], blocked: list[Op], now: float, ask: Ask
     ) -> Finding | None:
-        """A deadlock finding if every rank that the machine regards as free waits inside C++."""
+        """A deadlock finding if every rank that the machine regards as free waits inside C++.
+
+        Or its main thread waits, without a time limit, for a thread that waits in an operation.
+        """
         machine = self._machine
         stuck = {rank: machine.unmatched(rank)[:1] for rank in free}
         if not all(stuck.values()) or not self._asleep(free):
             self._quiet_since = now if not all(stuck.values()) else self._quiet_since
             return None
         self._asked_at = now
+        joins = False
         for rank in sorted(free):
-            frames = ask(rank)[-1]
-            if not frames or not any(part in frames[-1].file for part in WAITS_IN_CPP):
+            *others, frames = ask(rank)
+            threads = _waiting_threads(rank, blocked)
+            if threads and _joins(frames):
+                if _unknown(others) > threads:
+                    return None  # another thread of the rank may continue
+                joins = True
+                del stuck[rank]  # its operations are those of its threads, which are blocked
+            elif not frames or not any(part in frames[-1].file for part in WAITS_IN_CPP):
                 return None
-        if self._follow():
-            return None  # a rank continued while its stack was read
+        elsewhere = [op for op in blocked if joins and op.rank not in free]
+        if self._threads_may_help(elsewhere, ask):
+            return None  # or a rank continued while its stack was read
         return self._standstill([*blocked, *(ops[0] for ops in stuck.values())])
 
     def _nothing_comes(self, free: set[int], now: float) -> bool:
@@ -221,7 +241,7 @@ class Watcher:
         return Finding(
             misfit.reason, ops, self._left(), idle=self._idle,
             threads=self._machine.several_threads(group), apart=self._apart(misfit.ops[-1]),
-            groups=self._created,
+            groups=self._created, helpers=_called_by_threads(misfit.ops),
         )  # fmt: skip
 
     def _standstill(self, blocked: list[Op]) -> Finding:
@@ -236,6 +256,7 @@ class Watcher:
         return Finding(
             "standstill", infos, self._left(), unmatched, seconds, self._idle,
             apart=self._apart(blocked[0]), groups=self._created,
+            exchanged=self._machine.exchanged, helpers=_called_by_threads(blocked),
         )  # fmt: skip
 
     def _apart(self, op: Op) -> list[OpInfo]:
@@ -252,12 +273,60 @@ class Watcher:
         wait_file = self._board.readers[op.rank].text(op.wait_place >> 24)
         return OpInfo(
             op.rank, op.name, op.description, op.partners, op.record.tag, op.record.group,
-            op.members, op.file, op.line, wait_file, op.wait_place & 0xFFFFFF,
+            op.members, op.file, op.line, wait_file, op.wait_place & 0xFFFFFF, op.sizes,
+            tuple(self._machine.lacks(op)),
         )  # fmt: skip
 
     def _left(self) -> list[int]:
         return [rank for (rank, thread), actor in self._machine.actors.items()
                 if thread == 0 and actor.left and rank not in self._idle]  # fmt: skip
+
+
+def _unknown(threads: Sequence[Sequence[Frame]]) -> int:
+    """How many threads are neither helpers nor idle; those that wait in an operation count too.
+
+    A thread of a ThreadPoolExecutor without work gets work only from another thread.
+    """
+    count = 0
+    for frames in threads:
+        begun = next((frame.file for frame in frames if frame.file != THREADING), "")
+        is_idle = bool(frames) and frames[-1].function == "_worker" and POOL in frames[-1].file
+        count += bool(frames) and not is_idle and not any(part in begun for part in HELPERS)
+    return count
+
+
+def _waiting_threads(rank: int, blocked: Sequence[Op]) -> int:
+    """How many threads of a rank, besides its main thread, wait in an operation."""
+    return sum(op.rank == rank and op.record.thread != 0 for op in blocked)
+
+
+def _joins(frames: Sequence[Frame]) -> bool:
+    """Whether a thread waits without a time limit: in join, in result, or for an event.
+
+    From Python 3.13 on, the line in threading.py is the same with and without a time limit. Then
+    the line that calls join() decides.
+    """
+    inside = [frame for frame in frames if frame.file == THREADING]
+    if not inside or frames[-1].file != THREADING:
+        return False
+    last = frames[-1]
+    line = linecache.getline(last.file, last.line)
+    if last.function == "wait":  # of a Condition: an Event, or a Future
+        return line.strip() == "waiter.acquire()"
+    join = next((frame for frame in inside if frame.function == "join"), None)
+    if join is None:
+        return False
+    if "_wait_for_tstate_lock()" in linecache.getline(join.file, join.line):
+        return True
+    if "_handle.join(" not in linecache.getline(join.file, join.line):
+        return False
+    caller = frames[frames.index(join) - 1]
+    return ".join()" in linecache.getline(caller.file, caller.line)
+
+
+def _called_by_threads(ops: Sequence[Op]) -> list[int]:
+    """The ranks of which another thread than the main one has called an operation."""
+    return sorted({op.rank for op in ops if op.record.thread != 0})
 
 
 def _cpu_ticks(pid: int) -> int:
