@@ -71,7 +71,7 @@ def has_sound_times(diagnosis: Diagnosis) -> None:
 ODD = {
     "null": (None, "null"), "text": ("soon", 'the text "soon"'), "NaN": (math.nan, "NaN"),
     "negative": (-7, "-7"), "infinite": (math.inf, "infinite"), "a list": ([1], "a list"),
-    "true": (True, "true"), "number as text": ("12", 'the text "12"'),
+    "true": (True, "true"), "huge": (1e17, "1e+17"), "number as text": ("12", 'the text "12"'),
 }  # fmt: skip
 
 
@@ -200,6 +200,27 @@ def test_a_header_that_cannot_be_read_is_noted(change: dict[str, Any], tmp_path:
     found = diagnosed(tmp_path, job() | change)
     assert found.notes and found.verdict == "launch gaps"
     has_sound_times(found)
+
+
+@pytest.mark.parametrize(
+    "shape", [[[9]], [[1, 2]], [["x"]], 3, [[[1, [2]]]], [[1 << 37, 1 << 37]]]
+)
+def test_shapes_that_cannot_be_read_have_no_bytes(shape: Any, tmp_path: Path) -> None:
+    content = {"traceEvents": [x(cat="user_annotation", name="gloo:all_reduce", args={
+        "Input Dims": [shape], "Input type": ["float"]})]}  # fmt: skip
+    (event,) = Trace.from_chrome(saved(tmp_path, content)).events
+    assert (event.name, event.bytes) == ("all_reduce", 0)
+
+
+@pytest.mark.parametrize(
+    "change", [{"world_size": 1 << 40}, {"world_size": None}, {"wire": "x"}, {"world_size": "2"}]
+)
+def test_a_header_of_to_chrome_that_cannot_be_read(change: dict[str, Any], tmp_path: Path) -> None:
+    Trace([Event(0, "compute", "f", (), 0, 0.0, 1.0)]).to_chrome(tmp_path / "own.json")
+    content = json.loads((tmp_path / "own.json").read_text())
+    content["dtlab"] |= change
+    with pytest.raises(DtlabError, match="own.json is not as to_chrome writes it"):
+        Trace.from_chrome(saved(tmp_path, content, "own.json"))
 
 
 def test_a_clock_that_cannot_be_read_is_not_0(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from dtlab.trace.columns import (
 from dtlab.trace.kineto import Part
 from dtlab.trace.profiler import merge, part_of, parts_of
 from dtlab.trace.ray_tasks import task_events
+from dtlab.trace.reading.entries import is_rank
 from dtlab.trace.reading.files import File, PathType, read
 from dtlab.trace.reading.kernels import CommKernels
 from dtlab.trace.records import Records, columns_from_records
@@ -220,6 +221,8 @@ class Trace:
     def _of_own(cls, file: File) -> Trace:
         try:
             about = file.content["dtlab"]
+            if not is_rank(about["world_size"]) or not isinstance(about["wire"], list | None):
+                raise ValueError(f"world_size {about['world_size']!r}, wire {about['wire']!r}")
             events, notes = events_of(file.content["traceEvents"], file.label)
             trace = cls(events, world_size=about["world_size"], wire=about["wire"])
             trace.emulated = str(about["emulated"])

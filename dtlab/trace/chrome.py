@@ -13,7 +13,7 @@ from typing import Any
 
 from dtlab.trace.analysis import Meetings
 from dtlab.trace.columns import COMPUTE, MARK, SEND, Columns, Event
-from dtlab.trace.reading.entries import Notes, is_count, is_rank, is_ranks, is_time
+from dtlab.trace.reading.entries import Notes, is_count, is_duration, is_rank, is_ranks, is_time
 
 __all__ = ["chrome_events", "events_of"]
 
@@ -125,7 +125,7 @@ def _fault(entry: Any) -> tuple[str, object] | None:
     args = entry.get("args")
     rules: dict[str, bool] = {
         "ph": entry.get("ph") == "X", "ts": is_time(entry.get("ts")),
-        "dur": is_time(entry.get("dur")), "pid": is_rank(entry.get("pid")),
+        "dur": is_duration(entry.get("dur")), "pid": is_rank(entry.get("pid")),
         "cat": entry.get("cat") in ("comm", "compute"), "args": isinstance(args, dict),
     }  # fmt: skip
     key = next((key for key, readable in rules.items() if not readable), "")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from dtlab.trace.reading.entries import CALLS, MOST_ELEMENTS, is_rank
+from dtlab.trace.reading.entries import CALLS, MOST_ELEMENTS, is_count, is_rank
 
 __all__ = [
     "Call", "Groups", "Op", "dtype_of", "elements_of", "find_calls", "is_call", "is_public",
@@ -143,9 +143,15 @@ def _numels(op: Op) -> Iterator[int]:
     for shape, kind in zip(dims, types, strict=False):
         if kind == "TensorList":
             if shape and isinstance(shape[0], list):
-                yield sum(prod(each) for each in shape)
+                yield sum(map(_numel, shape))
         elif kind and not kind.startswith("Scalar"):
-            yield prod(shape)
+            yield _numel(shape)
+
+
+def _numel(shape: Any) -> int:
+    """Return the elements of a tensor; 0 if this is no shape."""
+    is_shape = isinstance(shape, list) and all(map(is_count, shape))
+    return prod(shape) if is_shape else 0
 
 
 def peer_and_tag(

@@ -269,10 +269,10 @@ class _Rank:
         kernels = [op for op in self.ops if op.cat == "kernel"]
         known = [op for op in kernels if self._communicates(op)]
         recorded = [(op.start, op.end, public_name(op.name)) for op in self.gpu_notes
-                  if op.name.startswith(CALLS)]  # fmt: skip
+                    if op.name.startswith(CALLS)]  # fmt: skip
         if all(op.args.get("correlation") in self.launches for op in known):
             recorded += [(call.start, call.end, call.name) for call in self.calls
-                       if id(call) not in self.carried and call.name != "barrier"]  # fmt: skip
+                         if id(call) not in self.carried and call.name != "barrier"]  # fmt: skip
         taken = Spans((op.start, op.end, op.name) for op in known)
         alone = Spans(span for span in recorded if not taken.at(span[0], span[1]))
         for op in kernels if self.calls or recorded else ():

@@ -19,8 +19,8 @@ from dtlab.errors import DtlabError
 
 __all__ = [
     "CALLS", "MOST_ELEMENTS", "STEP", "Broken", "Contents", "Entry", "Notes", "Unreadable",
-    "category", "check_one_rank", "clean", "in_words", "is_count", "is_rank", "is_ranks",
-    "is_time", "lacks_kernels",
+    "category", "check_one_rank", "clean", "in_words", "is_count", "is_duration", "is_rank",
+    "is_ranks", "is_time", "lacks_kernels",
 ]  # fmt: skip
 
 _CATEGORIES: Final = {  # names before PyTorch 1.13 on the left
@@ -128,10 +128,15 @@ def in_words(value: object) -> str:
     return json.dumps(value)
 
 
-def is_time(value: object) -> bool:
-    """Return whether this is a number from 0 on that is no larger than nanoseconds from 1970."""
+def is_time(value: object, limit: float = 1e16) -> bool:
+    """Return whether this is a number from 0 on that may be microseconds, even from 1970."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value < 1e19  # type: ignore[operator]
+    return is_number and 0 <= value < limit  # type: ignore[operator]
+
+
+def is_duration(value: object) -> bool:
+    """Return whether this is a number of microseconds, of less than a year."""
+    return is_time(value, 3e13)
 
 
 def clean(content: Mapping[str, Any], label: str) -> Contents:
@@ -161,10 +166,11 @@ def clean(content: Mapping[str, Any], label: str) -> Contents:
             notes.add("name", place, entry["name"], "the event counts without a name")
         args = _arguments(entry, name, place, notes)
         ts, dur = entry.get("ts", _MISSING), entry.get("dur", _MISSING)
-        for key, value in (("ts", ts), ("dur", dur)):
-            if not is_time(value) and not odd:
-                notes.add(key, place, value, "the event is left out")
-        if is_time(ts) and is_time(dur) and not odd:
+        readable = {"ts": is_time(ts), "dur": is_duration(dur)}
+        for key in readable:
+            if not readable[key] and not odd:
+                notes.add(key, place, entry.get(key, _MISSING), "the event is left out")
+        if all(readable.values()) and not odd:
             pid, tid = _plain(entry.get("pid")), _plain(entry.get("tid"))
             contents.entries.append(Entry(name, cat, pid, tid, ts, dur, args))
         else:
@@ -326,7 +332,7 @@ def _header(content: Mapping[str, Any], notes: Notes) -> dict[str, Any]:
     if not isinstance(header["host"], str):
         header["host"] = ""
     zero = content.get("baseTimeNanoseconds", 0)
-    header["zero"] = int(zero) if is_time(zero) else None
+    header["zero"] = int(zero) if is_time(zero, 1e19) else None
     if header["zero"] is None:
         notes.add("baseTimeNanoseconds", "the file", zero, "its clock is unknown")
     return header
