@@ -19,6 +19,7 @@ import inspect
 import os
 import re
 import socket
+import textwrap
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -27,6 +28,7 @@ from typing import Any
 import psutil
 
 from dtlab.errors import DtlabError
+from dtlab.ranks.system import in_a_kernel
 
 __all__ = ["LIMITS", "did_not_start", "end_processes", "patient", "replaced"]
 
@@ -38,6 +40,7 @@ LIMITS = {
 }
 UNUSED = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
 NEEDED_BYTES = 2 * 10**9  # of free memory, for Ray and four workers that import PyTorch
+WIDTH = 80  # characters of a line of advice
 END_LIMIT = 5.0  # seconds for processes to end after they were killed
 
 
@@ -49,6 +52,7 @@ def patient(ray: Any) -> Iterator[None]:
     started: list[Any] = []  # the process of each raylet
     node_of, start_raylet = services.get_node, services.start_raylet
     with (
+        _no_log_lines(),
         replaced(services, "start_raylet", partial(_with_ports, ray, start_raylet, started)),
         replaced(services, "get_node", partial(_node_of, node_of, started)),
         replaced(
@@ -56,6 +60,25 @@ def patient(ray: Any) -> Iterator[None]:
         ),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _no_log_lines() -> Iterator[None]:
+    """In a notebook, discards what Ray's C++ code logs to stderr; no setting of Ray does.
+
+    A notebook's own output does not go through this file.
+    """
+    if not in_a_kernel():
+        yield
+        return
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _with_ports(ray: Any, start_raylet: Any, started: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -120,6 +143,10 @@ def did_not_start(error: BaseException, seconds: float) -> DtlabError:
         )
     else:
         cause = "The machine is not busy now. If another program was the cause, it has ended."
+    advice = (
+        f"{cause} Then run this cell again. If Ray still does not start, restart the kernel and "
+        "run the notebook from the beginning."
+    )
     reason = re.split(r"\n|\s+Last \d+ lines", str(error).strip())[0] or type(error).__name__
     return DtlabError(
         f"Ray did not start on this machine. Two attempts took {seconds:.0f} s.\n"
@@ -127,8 +154,8 @@ def did_not_start(error: BaseException, seconds: float) -> DtlabError:
         f"  cores          {cores}\n"
         f"  free memory    {free / 1e9:.1f} GB\n"
         f"  Ray says       {reason}\n"
-        f"{cause} Then run this cell again. If Ray still does not start, restart the kernel and "
-        "run the notebook from the beginning."
+        # A notebook would break its lines inside words.
+        f"{textwrap.fill(advice, WIDTH)}"
     )
 
 
