@@ -25,7 +25,7 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize(
-    ("cell", "limit"), [("import time; time.sleep(2)", 20.0), ("while 1: 1", 2.0)]
+    ("cell", "limit"), [("import time; time.sleep(4)", 20.0), ("while 1: 1", 2.0)]
 )
 def test_waiting_for_others_costs_nothing(server: Server, cell: str, limit: float) -> None:
     heard = []
@@ -33,13 +33,13 @@ def test_waiting_for_others_costs_nothing(server: Server, cell: str, limit: floa
     def waits(begins: bool) -> None:
         heard.append(begins)
         if not begins:
-            time.sleep(5)  # others have their turn
+            time.sleep(8)  # others have their turn
 
     notebook = new_notebook(cells=[new_code_cell("1"), new_code_cell(cell)])
     limits = Limits(cell=limit, notebook=60.0)
     judged = judge(notebook, server, student=None, seed=1, limits=limits, waits=waits)
     assert heard == [True, False]
-    assert judged.cell_seconds < 5
+    assert judged.cell_seconds < 8
 
 
 @pytest.mark.proof

@@ -54,7 +54,7 @@ def carry_out_surely(
     server: JudgesServer,
     slot: int = 0,
     progress: Callable[[str], None] = lambda _: None,
-    waits: Callable[[bool], None] = lambda _: None,
+    waits: Callable[[bool], bool | None] = lambda _: None,
 ) -> Done:
     """Carries out a task, and repeats it once if it failed, for example if the server was killed.
 

@@ -60,7 +60,7 @@ def carry_out(
     server: Server,
     slot: int = 0,
     progress: Callable[[str], None] = lambda _: None,
-    waits: Callable[[bool], None] = lambda _: None,
+    waits: Callable[[bool], bool | None] = lambda _: None,
 ) -> Done:
     """Repairs and judges the notebooks of a task; the failure of one does not affect the others.
 
@@ -86,7 +86,7 @@ def _judged(
     server: Server,
     slot: int,
     progress: Callable[[str], None],
-    waits: Callable[[bool], None],
+    waits: Callable[[bool], bool | None],
 ) -> Judged:
     progress("mending")
     mended = mend(task.handed[name], task.released[name])

@@ -61,7 +61,7 @@ class Cells:
         server: Server,
         walls: Walls,
         limits: Limits,
-        waits: Callable[[bool], None] = lambda _: None,
+        waits: Callable[[bool], bool | None] = lambda _: None,
     ) -> None:
         self.notes: list[str] = []
         self.missing: list[str] = []

@@ -102,7 +102,7 @@ def judge(
     seeds: Mapping[str, int] | None = None,
     notes: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
-    waits: Callable[[bool], None] = lambda _: None,
+    waits: Callable[[bool], bool | None] = lambda _: None,
 ) -> Judged:
     """Runs and judges a notebook, whose graded cells must be unchanged from the release.
 

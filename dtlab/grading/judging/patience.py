@@ -11,31 +11,40 @@ from dtlab.ranks.sandbox.enclosure import Enclosure
 __all__ = ["PATIENCE", "lowered_priority"]
 
 PATIENCE = 1.5  # seconds that a cell may run before other tasks go first
+_SHORTEST = 0.2  # seconds between two looks at the time that a cell has run
 
 
 @contextmanager
-def lowered_priority(enclosure: Enclosure, waits: Callable[[bool], None]) -> Iterator[None]:
-    """After `PATIENCE` seconds, lowers the enclosure's priority and calls `waits(True)`.
+def lowered_priority(enclosure: Enclosure, waits: Callable[[bool], bool | None]) -> Iterator[None]:
+    """After `PATIENCE` seconds, calls `waits(True)` and lowers the enclosure's priority.
 
-    At the end of the context it restores the priority and calls `waits(False)`. Another task may
-    run in between, and `waits(False)` may block until that task pauses. So a process that must end
-    without delay must be ended inside the context.
+    Time in which the cell waits for a CPU does not count: on a busy machine every cell takes long,
+    and if other tasks went first each time, no task would end. If `waits` returns True, the
+    enclosure keeps its priority, so that its task ends soon. At the end of the context it restores
+    the priority and calls `waits(False)`. Another task may run in between, and `waits(False)` may
+    block until that task pauses. So a process that must end without delay must be ended inside the
+    context.
     """
-    lowered = threading.Event()
+    ended, lowered = threading.Event(), threading.Event()
+    patience = enclosure.patience(PATIENCE)
 
     def lower() -> None:
+        left = PATIENCE
+        while left > 0:
+            if ended.wait(max(left, _SHORTEST)):
+                return
+            left = patience.left
         lowered.set()
-        enclosure.come_last(True)
-        waits(True)
+        if not waits(True):
+            enclosure.come_last(True)
 
-    timer = threading.Timer(PATIENCE, lower)
-    timer.daemon = True
-    timer.start()
+    thread = threading.Thread(target=lower, name="patience", daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        timer.cancel()
-        timer.join()
+        ended.set()
+        thread.join()
         if lowered.is_set():
             enclosure.come_last(False)
             waits(False)
