@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from dtlab.parallel.domain import (
     simple_halo_exchange,
     step_alone,
 )
+from dtlab.parallel.domain import layers as domain_layers
 from dtlab.parallel.mesh import make_mesh
 from dtlab.training.models import UNet
 from tests.staying import on_ranks
@@ -249,9 +251,122 @@ def misuse(case: str) -> None:
         "names": r"named x, y or z,\s+not",
         "padding": "Use 1",
         "stride": "stride 2 does not divide the 3 cells",
-        "batch norm": r"BatchNorm2d, which needs cells of other\s+tiles",
+        "batch norm": r"0 is\s+BatchNorm2d\(1,.*which\s+may\s+need\s+cells",
     }.items(),
 )
 def test_bad_input_is_named(case: str, message: str) -> None:
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(Exception, match=f"(?s){message}"):
         on_ranks(misuse, case, world_size=2)
+
+
+class Doubled(nn.Module):
+    """A user's own layer that treats each cell alone."""
+
+    def forward(self, field: Tensor) -> Tensor:
+        return field * 2
+
+
+class Residual(nn.Module):
+    """A user's own module that calls one convolution twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, field: Tensor) -> Tensor:
+        return field + self.second(self.first(field))
+
+
+ACCEPTED: list[nn.Module] = [
+    *[kind() for kind in domain_layers._CELLWISE[:21]],
+    nn.Threshold(0.1, 0.2), nn.Dropout(0.5).eval(), nn.ChannelShuffle(2), nn.LocalResponseNorm(3),
+    nn.Softmax2d(), nn.PixelShuffle(2), nn.PixelUnshuffle(2), nn.GLU(1), nn.LogSoftmax(1),
+    nn.Softmax(1), nn.Softmin(1), nn.Upsample(scale_factor=2), nn.Upsample(scale_factor=(3, 1)),
+    nn.Upsample(scale_factor=2, mode="nearest-exact"), nn.UpsamplingNearest2d(scale_factor=2),
+    nn.MaxPool2d(2, stride=(2, 2)), nn.MaxPool2d((2, 1), ceil_mode=True), nn.AvgPool2d(2),
+    nn.MaxPool2d(1, 2), nn.LPPool2d(2, 2), nn.Conv2d(4, 2, 3, padding=1), nn.GroupNorm(2, 4),
+    nn.Sequential(Residual(), Doubled(), nn.Sequential(nn.MaxPool2d(2), nn.ReLU())),
+]  # fmt: skip
+
+
+def accepted(sizes: dict[str, int]) -> list[tuple[str, Tensor, Tensor]]:
+    mesh, field = make_mesh(**sizes), drawn(2, 4, 8, 16)
+    result = []
+    for layer in ACCEPTED:
+        dense = copy.deepcopy(layer).double()
+        whole = dense(field)
+        tiled = on_tiles(dense, mesh, local=(Doubled,))
+        assert on_tiles(tiled, mesh, local=(Doubled,)) is tiled
+        result.append((repr(layer), join_tiles(tiled(own_tile(field, mesh)), mesh), whole))
+    return result
+
+
+@pytest.mark.parametrize("sizes", [{"y": 2}, {"x": 4}, {"y": 2, "x": 2}], ids=str)
+def test_every_accepted_layer_equals_the_whole_field(sizes: dict[str, int]) -> None:
+    for found in on_ranks(accepted, sizes, world_size=ranks_of(sizes)).values:
+        for name, tiles, whole in found:
+            torch.testing.assert_close(tiles, whole, **EXACT, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_all_cellwise_layers_are_tried() -> None:
+    tried = {type(layer) for layer in ACCEPTED}
+    ours = domain_layers._CELLWISE, domain_layers._OVER_A_DIM, domain_layers._POOLING
+    assert tried >= {kind for kinds in (*ours, domain_layers._UPSAMPLING) for kind in kinds}
+
+
+class OfMyOwn(nn.Conv2d):
+    pass
+
+
+REFUSED: list[nn.Module] = [
+    nn.Softmax(-1), nn.Softmax(), nn.GLU(), nn.ReflectionPad2d(1), nn.ZeroPad2d(1), nn.Flatten(),
+    nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(3, 2), nn.MaxPool2d(2, padding=1),
+    nn.MaxPool2d(2, return_indices=True), nn.AvgPool2d(3, 1), nn.LPPool2d(2, 3, stride=2),
+    nn.FractionalMaxPool2d(2, 4), nn.Unfold(2), nn.Fold(4, 2), nn.Upsample(size=16),
+    nn.Upsample(scale_factor=1.5), nn.Upsample(scale_factor=2, mode="bilinear"),
+    nn.UpsamplingBilinear2d(scale_factor=2), nn.AdaptiveAvgPool2d(2), nn.AdaptiveMaxPool2d(2),
+    nn.BatchNorm2d(4), nn.InstanceNorm2d(4), nn.LayerNorm([4, 8, 16]), nn.ConvTranspose2d(4, 4, 2),
+    nn.Conv1d(4, 4, 3), nn.Conv3d(4, 4, 3), nn.Linear(16, 16), nn.PReLU(), nn.Bilinear(2, 2, 2),
+    nn.MultiheadAttention(4, 2), nn.TransformerEncoderLayer(4, 2), nn.Embedding(3, 4), Doubled(),
+    OfMyOwn(4, 4, 1), nn.Dropout2d(), nn.CosineSimilarity(-1), nn.LSTM(4, 4),
+]  # fmt: skip
+
+
+def refused() -> list[tuple[str, str, bool]]:
+    mesh, result = make_mesh(y=2), []
+    for layer in REFUSED:
+        model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ModuleDict({"named": layer}))
+        texts = []
+        for tried in (layer, model):
+            with pytest.raises(TypeError) as error:
+                on_tiles(tried, mesh)
+            texts.append(str(error.value))
+        here = f"on_tiles: the model is {layer!r}" in texts[0]
+        below = f"on_tiles: 1.named is {layer!r}" in texts[1]
+        untouched = type(model[0]) is nn.Conv2d
+        result.append((repr(layer), "; ".join(texts), here and below and untouched))
+    return result
+
+
+def test_every_other_layer_is_refused_by_name() -> None:
+    for name, text, right in on_ranks(refused, world_size=2).values[0]:
+        assert right, f"{name}: {text}"
+
+
+def test_parameters_outside_of_layers_are_refused() -> None:
+    def scaled() -> None:
+        model = Residual()
+        model.scale = nn.Parameter(torch.ones(1))
+        on_tiles(nn.Sequential(model), make_mesh(y=1))
+
+    with pytest.raises(Exception, match=r"0 is a Residual with\s+the\s+parameter\s+scale"):
+        on_ranks(scaled, world_size=1)
+
+
+def test_pooling_refuses_a_tile_that_it_would_cut() -> None:
+    def pool() -> None:
+        mesh = make_mesh(y=2)
+        on_tiles(nn.MaxPool2d(2), mesh)(own_tile(drawn(1, 1, 6, 4), mesh))
+
+    with pytest.raises(Exception, match="stride 2 does not divide the 3 cells"):
+        on_ranks(pool, world_size=2)

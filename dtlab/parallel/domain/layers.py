@@ -15,6 +15,7 @@ the mesh in backward. So after backward all ranks have the gradient of the whole
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import torch
@@ -83,12 +84,7 @@ class DomainParallelConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Convolve this rank's tile, with a halo from its neighbours."""
         split = split_dims(self.mesh)
-        for axis, (dim, stride) in {"y": (-2, self.stride[0]), "x": (-1, self.stride[1])}.items():
-            if axis in split and input.shape[dim] % stride:
-                raise ValueError(
-                    f"stride {stride} does not divide the {input.shape[dim]} cells of this tile "
-                    f"on axis {axis}: choose a field and a mesh whose tiles it divides."
-                )
+        _check_stride(input, self.stride, self.mesh)
         boundary = "periodic" if self.padding_mode == "circular" else "zero"
         padded = halo_exchange(input, self.mesh, self.sides, boundary)
         here = [0 if axis in split else side for axis in ("x", "y") for side in self.sides[axis]]
@@ -97,6 +93,16 @@ class DomainParallelConv2d(nn.Conv2d):
         weight, bias = shared_over(self.mesh, self.weight, self.bias)
         assert weight is not None
         return F.conv2d(padded, weight, bias, self.stride, 0, self.dilation, self.groups)
+
+
+def _check_stride(tile: Tensor, strides: tuple[int, ...], mesh: DeviceMesh) -> None:
+    for axis, dim in split_dims(mesh).items():
+        stride = strides[dim] if axis in ("y", "x") else 1
+        if tile.shape[dim] % stride:
+            raise ValueError(
+                f"stride {stride} does not divide the {tile.shape[dim]} cells of this tile "
+                f"on axis {axis}: choose a field and a mesh whose tiles it divides."
+            )
 
 
 class DomainParallelGroupNorm(nn.GroupNorm):
@@ -161,34 +167,111 @@ def shared_over(mesh: DeviceMesh, *parameters: Tensor | None) -> list[Tensor | N
     return [None if each is None else next(shared) for each in parameters]
 
 
-def on_tiles(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Replace, in place, the layers of a model that look beyond a tile; returns the model.
+# What stays within a tile -------------------------------------------------------------------
 
-    Convolutions and group norms are replaced; the parameters stay the same tensors. Layers that
-    treat each cell alone stay, and so do pooling with a stride as large as its window and
-    nearest-neighbour upsampling, which stay within a tile if its sides are multiples of the
-    stride.
-    Raises: TypeError for a layer that needs other cells and is not known here.
+_CELLWISE = (
+    nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh,
+    nn.Identity, nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.Sigmoid,
+    nn.SiLU, nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh, nn.Tanhshrink, nn.Threshold,
+    nn.Dropout,  # with the random numbers of this rank
+    nn.ChannelShuffle, nn.LocalResponseNorm, nn.Softmax2d,  # over the channels of each cell
+    nn.PixelShuffle, nn.PixelUnshuffle,  # a cell and a block of cells; its size is checked
+)  # fmt: skip
+_OVER_A_DIM = (nn.GLU, nn.LogSoftmax, nn.Softmax, nn.Softmin)
+_UPSAMPLING = (nn.Upsample, nn.UpsamplingNearest2d)
+_POOLING = (nn.AvgPool2d, nn.LPPool2d, nn.MaxPool2d)
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+
+
+def on_tiles(
+    model: nn.Module, mesh: DeviceMesh, *, local: tuple[type[nn.Module], ...] = ()
+) -> nn.Module:
+    """Replace the layers of a model that look beyond a tile; return the model.
+
+    The model takes [b, channels, H, W]. Convolutions and group norms are replaced, in place below
+    the model itself; the parameters stay the same tensors. Layers that treat each cell alone stay,
+    and so do nearest-neighbour upsampling by whole factors, and pooling whose windows do not
+    overlap; such pooling raises ValueError for a tile that its stride does not divide. `local`
+    are your own classes of modules that treat each cell alone and have no parameters. What the
+    `forward` of a module does besides calling others is not checked.
+    Raises: TypeError, before any layer is replaced, for every other layer, and for parameters
+    outside of such layers, since their gradients would not be summed over the tiles.
     """
-    for name, layer in model.named_children():
-        if isinstance(layer, nn.Conv2d):
-            setattr(model, name, DomainParallelConv2d.from_dense(layer, mesh))
-        elif isinstance(layer, nn.GroupNorm):
-            setattr(model, name, DomainParallelGroupNorm.from_dense(layer, mesh))
-        elif _leaves_the_tile(layer):
-            raise TypeError(
-                f"on_tiles: {name} is a {type(layer).__name__}, which needs cells of other tiles. "
-                "Use GroupNorm, Conv2d, or pooling whose stride is its window."
-            )
-        else:
-            on_tiles(layer, mesh)
-    return model
+    versions = dict(_versions(model, "the model", mesh, local))
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if name and layer in versions:
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, versions[layer])
+    return versions.get(model, model)
 
 
-def _leaves_the_tile(layer: nn.Module) -> bool:
-    if isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
-        return layer.kernel_size != layer.stride or layer.padding not in (0, (0, 0))
-    if isinstance(layer, nn.Upsample):
-        return layer.mode != "nearest"
-    others = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.BatchNorm2d, nn.InstanceNorm2d)
-    return isinstance(layer, (*others, nn.ConvTranspose2d, nn.Flatten))
+def _versions(
+    layer: Any, name: str, mesh: DeviceMesh, local: tuple[type[nn.Module], ...]
+) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield each layer that is to be replaced, and its version for tiles."""
+    kind = type(layer)
+    if kind is nn.Conv2d:
+        yield layer, DomainParallelConv2d.from_dense(layer, mesh)
+    elif kind is nn.GroupNorm:
+        yield layer, DomainParallelGroupNorm.from_dense(layer, mesh)
+    elif kind in _POOLING and (stride := _stride_of_windows(layer)):
+        yield layer, _WholeWindows(layer, stride, mesh)
+    elif _stays_within(layer) or isinstance(layer, (*local, *_OURS)):
+        return
+    elif not any(True for _ in layer.children()) or (
+        kind.__module__.startswith("torch.nn.") and kind not in _CONTAINERS
+    ):
+        raise TypeError(
+            f"on_tiles: {name} is {layer!r}, which may need cells of other tiles. Use Conv2d, "
+            "GroupNorm, a layer that treats each cell alone, pooling whose stride is its window, "
+            "or nearest-neighbour upsampling by a whole factor."
+        )
+    elif own := [each for each, _ in layer.named_parameters(recurse=False)]:
+        raise TypeError(
+            f"on_tiles: {name} is a {kind.__name__} with the parameter {own[0]}, whose gradient "
+            "would not be summed over the tiles. Put it into a Conv2d or a GroupNorm."
+        )
+    else:
+        for child, module in layer.named_children():
+            path = child if name == "the model" else f"{name}.{child}"
+            yield from _versions(module, path, mesh, local)
+
+
+def _stays_within(layer: Any) -> bool:
+    kind = type(layer)
+    if kind in _UPSAMPLING:
+        whole = all(float(factor).is_integer() for factor in _pair(layer.scale_factor or 0.5))
+        return whole and str(layer.mode).startswith("nearest")
+    if kind in _OVER_A_DIM:
+        return bool(layer.dim == 1)
+    return kind in _CELLWISE
+
+
+def _stride_of_windows(layer: Any) -> tuple[int, ...] | None:
+    """Return the stride of pooling if each window lies in its own stride; else None."""
+    window, stride = _pair(layer.kernel_size), _pair(layer.stride or layer.kernel_size)
+    plain = _pair(getattr(layer, "padding", 0)) == (0, 0)
+    plain &= _pair(getattr(layer, "dilation", 1)) == (1, 1)
+    plain &= not getattr(layer, "return_indices", False)  # they count cells of the whole field
+    return stride if plain and all(w <= s for w, s in zip(window, stride, strict=True)) else None
+
+
+def _pair(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+
+
+class _WholeWindows(nn.Module):
+    """Pooling of a tile into which its windows fit a whole number of times."""
+
+    def __init__(self, pooling: nn.Module, stride: tuple[int, ...], mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.pooling, self.stride, self.mesh = pooling, stride, mesh
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Pool, once the tile is known to consist of whole windows."""
+        _check_stride(input, self.stride, self.mesh)
+        pooled: Tensor = self.pooling(input)
+        return pooled
+
+
+_OURS = (DomainParallelConv2d, DomainParallelGroupNorm, _WholeWindows)
