@@ -22,7 +22,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from nbgrader.converters import Autograde
+from nbgrader.converters import Autograde, GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import capture_log
 
@@ -454,6 +454,24 @@ def test_names_of_all_kinds(group: Class) -> None:
         assert group.points(name) == {"step": 6, "averages": 4}
     assert list(group.grade("a[b]c*")) == ["a[b]c*"]
     assert all(outcome.skipped for outcome in group.grade("*[!d]").values())
+
+
+def test_everybody_who_is_graded_gets_a_page_of_feedback(group: Class) -> None:
+    names = ["a[b]", "a[b]c*", "what?", "Ångström 林", "-x", "o'neil\"", "n" * 240]
+    for name in names:
+        group.hand_in(name)
+    group.grade()
+    course = CourseDirectory(config=group.directory.config)
+    course.assignment_id = NAME
+    config = group.directory.config
+    assert capture_log(GenerateFeedback(coursedir=course, config=config))["success"]
+    for name in ["ada", "bob", *names]:
+        page = (group.folder / "feedback" / name / NAME / "01_level_1.html").read_text()
+        assert "10.0" in page, name
+    shutil.rmtree(group.folder / "feedback")
+    course.student_id = "a[b]"  # of one student only
+    assert capture_log(GenerateFeedback(coursedir=course, config=config))["success"]
+    assert [path.name for path in (group.folder / "feedback").iterdir()] == ["a[b]"]
 
 
 def test_another_dtlab_than_this_one_is_said(group: Class) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from glob import escape, glob
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,9 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 from nbgrader import preprocessors
+from nbgrader.converters import BaseConverter
 
-__all__ = ["ClearSolutions", "Execute", "Stamp", "released_source"]
+__all__ = ["ClearSolutions", "Execute", "Stamp", "find_notebooks", "released_source"]
 
 
 class ClearSolutions(preprocessors.ClearSolutions):  # type: ignore[misc]
@@ -74,3 +77,22 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
             nb, Path(course.root), names["assignment"], names["student"], names["notebook"]
         )
         return nb, resources
+
+
+def find_notebooks(converter: BaseConverter) -> None:
+    """Replaces `init_notebooks` of nbgrader's converters, which skips ids such as "a[b]".
+
+    nbgrader takes the name of a folder for a pattern, finds nothing, and goes on: a student with
+    such an id would get no page of feedback.
+    """
+    course, place = converter.coursedir, converter._format_source
+    folders = {
+        *glob(place(course.assignment_id, course.student_id)),
+        *glob(place(escape(course.assignment_id), escape(course.student_id))),
+    }
+    names = f"{course.notebook_id}.ipynb"
+    found = {folder: sorted(glob(os.path.join(escape(folder), names))) for folder in folders}
+    converter.assignments = {folder: paths for folder, paths in found.items() if paths}
+    converter.notebooks = []
+    if not converter.assignments:
+        BaseConverter.init_notebooks(converter)  # raises, and says what was looked for

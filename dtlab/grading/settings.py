@@ -26,7 +26,7 @@ from typing import Any
 
 from jupyter_core.paths import jupyter_config_path
 from nbgrader import coursedir
-from nbgrader.converters import Autograde, GenerateAssignment
+from nbgrader.converters import Autograde, GenerateAssignment, GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import ClearSolutions, Execute
 from traitlets.config import Config, PyFileConfigLoader
@@ -85,6 +85,8 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
     c.HTMLExporter.preprocessors = [harmless.Harmless]
     c.HTMLExporter.filters = {"markdown2html": harmless.markdown_to_html}
     _escape_names_in_formgrader()
+    for step in (Autograde, GenerateFeedback):
+        step.init_notebooks = plugins.find_notebooks
     coursedir.parse_utc = _time_or_none  # nbgrader (0.9.6) takes "+0100" for 100 seconds
     c.ZipCollectApp.collector_plugin = "dtlab.grading.classroom.intake.PlatformNames"
     c.AssignLatePenalties.plugin_class = late.LateRules  # by default without deductions
