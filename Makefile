@@ -37,11 +37,12 @@ check: $(READY)
 	$(BIN)/ruff check dtlab tests docs deploy notebooks/several_nodes.py nbgrader_config.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -m "not slow and not browser and not proof"
+	$(PYTEST) -m "not slow and not browser and not proof and not busy"
 
 test: $(READY)
 	$(BIN)/ruff check dtlab tests docs deploy notebooks/several_nodes.py nbgrader_config.py
-	$(PYTEST) --durations=10 -m "not proof"
+	$(PYTEST) --durations=10 -m "not proof and not busy"
+	$(BIN)/python -m pytest -q -m busy
 
 proof: $(READY)
 	$(BIN)/python -m tests.proof $(UNIT)
