@@ -143,9 +143,11 @@ def did_not_start(error: BaseException, seconds: float) -> DtlabError:
         )
     else:
         cause = "The machine is not busy now. If another program was the cause, it has ended."
-    advice = (
-        f"{cause} Then run this cell again. If Ray still does not start, restart the kernel and "
-        "run the notebook from the beginning."
+    again = (
+        "Then run this cell again. If Ray still does not start, restart the kernel and run the "
+        "notebook from the beginning."
+        if in_a_kernel()
+        else "Then run the same command again."
     )
     reason = re.split(r"\n|\s+Last \d+ lines", str(error).strip())[0] or type(error).__name__
     return DtlabError(
@@ -153,9 +155,8 @@ def did_not_start(error: BaseException, seconds: float) -> DtlabError:
         f"  load average   {load:.1f} in the last minute\n"
         f"  cores          {cores}\n"
         f"  free memory    {free / 1e9:.1f} GB\n"
-        f"  Ray says       {reason}\n"
-        # A notebook would break its lines inside words.
-        f"{textwrap.fill(advice, WIDTH)}"
+        f"  Ray says       {reason}\n"  # a notebook would break long lines inside words
+        + textwrap.fill(f"{cause} {again}", WIDTH)
     )
 
 
