@@ -18,12 +18,14 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
 from nbgrader.preprocessors import SaveCells
+from nbgrader.utils import compute_checksum
 
 from dtlab.grading.mending.mend import mend
 from tests.handed_in import (
     LEVEL_2,
     PARTS,
     RELEASED,
+    UNIT,
     Tree,
     answer,
     at,
@@ -541,3 +543,226 @@ def test_other_points_in_a_later_release_are_no_change_of_the_learners() -> None
         assert mended.notes == ()
         expected = next(cell for cell in released.cells if cell.id == CHECK)
         assert next(c for c in mended.notebook.cells if c.id == CHECK).source == expected.source
+
+
+# Blank copies, deleted imports, texts outside their cell -----------------------------------------
+
+BLANK = "".join(at(tree(LEVEL_2), FIRST)["source"])
+REMARKED = BLANK.replace("# YOUR CODE HERE", "# todo").replace('"""', '"""Hm. ', 1) + "\n\n"
+
+
+def pasted(source: str, below: str = FIRST, **fields: object) -> Callable[[Tree], None]:
+    """A new cell below another one."""
+
+    def change(notebook: Tree) -> None:
+        cell = code(source, "pasted") | fields
+        notebook["cells"].insert(place(notebook, below) + 1, cell)
+
+    return change
+
+
+def answered_above(notebook: Tree) -> None:
+    """The answer in a new cell above the cell for it, which is as released."""
+    at(notebook, FIRST)["source"] = BLANK
+    notebook["cells"].insert(place(notebook, FIRST), code(answer(FIRST), "own-answer"))
+
+
+def answered_with_another(notebook: Tree) -> None:
+    """Two answers in the first cell; the second cell is as released."""
+    at(notebook, FIRST)["source"] += "\n\n" + answer(SECOND)
+    at(notebook, SECOND)["source"] = at(tree(LEVEL_2), SECOND)["source"]
+
+
+COPIED = "A blank copy of"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (again(FIRST, 9, BLANK), TWICE),
+        (again(FIRST, 9, REMARKED), TWICE),
+        (pasted(BLANK), COPIED),
+        (pasted(REMARKED), COPIED),
+        (pasted(BLANK, metadata={"tags": ["x"]}), COPIED),
+        (both(pasted(BLANK), pasted(BLANK, id="again")), COPIED),
+        (answered_above, "more than once"),
+        (both(answered_above, pasted(BLANK)), "more than once"),
+        (answered_with_another, f"'{SECOND}' was blank and stood below its answer"),
+    ],
+    ids=["with its name", "with remarks", "without name", "remarks only", "tagged", "two copies",
+         "answer above", "answer above, and a copy", "both answers in one cell"],
+)  # fmt: skip
+def test_a_blank_below_an_answer_does_not_undo_it(
+    change: Callable[[Tree], None], words: str
+) -> None:
+    notebook = work()
+    change(notebook)
+    mended = mend(data(notebook), LEVEL_2)
+    demand_sound(mended)
+    assert earned(mended.notebook) == ALL
+    assert words in "\n".join(mended.notes)
+    assert mine(mended.notebook.cells) == mine(notebook["cells"])
+
+
+def test_a_blank_that_is_the_only_answer_stays(tmp_path: Path) -> None:
+    notebook = work()
+    at(notebook, FIRST)["source"] = BLANK
+    mended = mend(data(notebook), LEVEL_2)
+    assert mended.notes == ()
+    assert [cell.id for cell in mended.notebook.cells if cell.source == BLANK] == [FIRST]
+
+
+HELPERS = new_notebook(
+    metadata={"kernelspec": LEVEL_2.metadata.kernelspec},
+    cells=[
+        new_markdown_cell("# Level", id="title"),
+        new_code_cell("import torch\nfrom torch import nn", id="imports"),
+        new_code_cell("SIZE = 8", id="sizes"),
+        new_code_cell("def net():\n    return nn.Linear(SIZE, 1)", id="helper"),
+        new_markdown_cell("## Part 1", id="text"),
+        new_code_cell(
+            "def answer(x):\n    raise NotImplementedError()", id="answer",
+            metadata=role("answer", solution=True),
+        ),
+        new_code_cell("run = answer(1)  # try it", id="try"),
+        new_code_cell(
+            "check(answer)", id="answer-check",
+            metadata=role("answer-check", grade=True, locked=True, points=1),
+        ),
+    ]
+)  # fmt: skip
+DEEP_ANSWER = "def answer(x):\n    return net()(x)"
+TENSOR_ANSWER = "def answer(x):\n    return torch.zeros(x)"
+
+
+def restored(source: str, *lost: str, **other: str) -> list[str]:
+    """The ids in the repaired notebook, after cells were deleted and others changed."""
+    notebook = tree(HELPERS)
+    at(notebook, "answer")["source"] = source
+    for name, text in other.items():
+        at(notebook, name)["source"] = text
+    without(*lost)(notebook)
+    mended = mend(data(notebook), HELPERS)
+    demand_sound(mended, HELPERS)
+    return [*(cell.id for cell in mended.notebook.cells), *mended.notes]
+
+
+def note(*names: str) -> str:
+    quoted = [repr(name) for name in names]
+    cells = f"cell {quoted[0]}" if len(quoted) == 1 else f"cells {quoted[0]} and {quoted[1]}"
+    return f"The {cells} went missing, and other cells need it; the released version was restored."
+
+
+def test_deleted_imports_and_helpers_are_restored_in_their_places() -> None:
+    every = [cell.id for cell in HELPERS.cells]
+    assert restored(DEEP_ANSWER, "imports") == [*every, note("imports")]
+    assert restored(DEEP_ANSWER, "helper") == [*every, note("helper")]
+    assert restored(DEEP_ANSWER, "imports", "sizes", "title")[:3] == ["imports", "sizes", "helper"]
+    assert restored(DEEP_ANSWER, "sizes", "helper")[:4] == every[:4]  # one needs the other
+    emptied = restored(DEEP_ANSWER, imports="# deleted")
+    assert emptied[:3] == ["title", "imports-released", "imports"]
+
+
+def test_a_cell_that_nothing_needs_stays_deleted() -> None:
+    every = [cell.id for cell in HELPERS.cells]
+    gone = restored(TENSOR_ANSWER, "sizes", "helper", "try")
+    assert gone == [name for name in every if name not in ("sizes", "helper", "try")]
+    own = "import torch\n\n\ndef answer(x):\n    run = x  # as in nn\n    return torch.zeros(run)"
+    assert restored(own, "imports", "helper", "try") == [
+        name for name in every if name not in ("imports", "helper", "try")
+    ]
+    local = "def answer(net, x):\n    for SIZE in x:\n        print('nn', f\"{SIZE} torch\")"
+    assert restored(local, "imports", "sizes", "helper", "try") == [
+        "title", "text", "answer", "answer-check"
+    ]  # fmt: skip
+
+
+def test_a_helper_that_the_learner_wrote_anew_counts() -> None:
+    """The released one is not restored beside it, but the imports that it needs are."""
+    own_helper = "def net():\n    return nn.Identity()\n"
+    names = restored(own_helper + DEEP_ANSWER, "imports", "helper")
+    assert names == ["title", "imports", "sizes", "text", "answer", "try", "answer-check",
+                     note("imports")]  # fmt: skip
+
+
+LEVEL_5 = nbformat.read(UNIT.parent / "05_zero_and_fsdp" / "level-3.ipynb", as_version=4)
+WRITTEN = "Stage 2, since optimizer states dominate.  # mine"
+
+
+def by_hand(*changes: Callable[[Tree], None]) -> tuple[bool, tuple[str, ...]]:
+    """Whether a person grades the defence, for nbgrader, and the notes."""
+    notebook = tree(LEVEL_5)
+    for change in changes:
+        change(notebook)
+    mended = mend(data(notebook), LEVEL_5)
+    demand_sound(mended, LEVEL_5)
+    cell = next(cell for cell in mended.notebook.cells if cell.id == "defence")
+    assert mine(mended.notebook.cells) == mine(notebook["cells"])
+    released = compute_checksum(next(cell for cell in LEVEL_5.cells if cell.id == "defence"))
+    return compute_checksum(cell) != released, mended.notes
+
+
+def text_below(name: str, source: str = WRITTEN, **fields: object) -> Callable[[Tree], None]:
+    def change(notebook: Tree) -> None:
+        notebook["cells"].insert(place(notebook, name) + 1, markdown(source, **fields))
+
+    return change
+
+
+def typed_into(name: str) -> Callable[[Tree], None]:
+    def change(notebook: Tree) -> None:
+        cell = at(notebook, name)
+        cell["source"] = "".join(cell["source"]) + "\n\n" + WRITTEN
+
+    return change
+
+
+def at_the_end(notebook: Tree) -> None:
+    notebook["cells"].append(markdown(WRITTEN))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        text_below("defence"),
+        text_below("defence-text"),
+        text_below("defence-hints", cell_type="raw"),
+        text_below("defence", f"# My plan\n\n{WRITTEN}"),
+        text_below("defence", "![my notes](attachment:a.png)"),
+        typed_into("defence-text"),
+        typed_into("defence-hints"),
+        pasted(f"# {WRITTEN}", "defence"),  # a comment, in a code cell
+        at_the_end,
+        both(without("defence", "defence-text", "defence-hints"), at_the_end),
+    ],
+    ids=["below", "above", "raw", "with a heading", "picture", "in the question", "in the hints",
+         "comment", "at the end", "cells deleted"],
+)  # fmt: skip
+def test_a_text_outside_its_cell_is_graded_by_a_person(change: Callable[[Tree], None]) -> None:
+    graded, notes = by_hand(change)
+    assert graded
+    assert "So a person grades this part." in notes[-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: None,
+        text_below("defence", "  \n"),
+        text_below("title", "# Ada's notebook"),
+        pasted("1 + 1", "learner"),
+        without("defence-hints"),
+        moved("defence-hints", -1),
+    ],
+    ids=["nothing", "spaces", "at the top", "in another part", "hints deleted", "hints moved"],
+)
+def test_without_a_text_nobody_needs_to_look(change: Callable[[Tree], None]) -> None:
+    graded, notes = by_hand(change)
+    assert not graded
+    assert not any("person" in note for note in notes)
+
+
+def test_an_answer_in_its_cell_is_left_as_it_is() -> None:
+    graded, notes = by_hand(typed_into("defence"), text_below("defence", "More."))
+    assert graded
+    assert notes == ()

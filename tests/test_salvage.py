@@ -156,7 +156,9 @@ def test_imports_that_went_lost_come_back() -> None:
     assert [one.id for one in result.notebook.cells][:3] == ["title", "imports", "rules"]
     notebook = work()
     del notebook["cells"][place(notebook, "imports")]
-    assert "imports" not in [one.id for one in mended(data(notebook)).notebook.cells]
+    result = mended(data(notebook))
+    assert [one.id for one in result.notebook.cells][:3] == ["title", "imports", "rules"]
+    assert result.notes[0].startswith("The cell 'imports' went missing, and other cells need it")
 
 
 @pytest.mark.parametrize("missing", [b",", b"\n"])

@@ -18,8 +18,10 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
+from dtlab.grading.mending.needed import needed_cells
 from dtlab.grading.mending.recognition import Match, Piece, Sheet, squeezed
 from dtlab.grading.mending.salvage import Salvaged, salvage
+from dtlab.grading.mending.written import pointed_to_texts
 
 __all__ = ["Mended", "mend"]
 
@@ -33,6 +35,9 @@ _MESSAGES = {  # messages by problem
     "repeated check": "{} occurred more than once; the others were left out.",
     "changed": "{} had another text; the released one counts.",
     "marks": "{} had another name, kind, points or lock; the released ones count.",
+    "blank copy": "A blank copy of {} was left out, since it would undo the answer.",
+    "blank below": "{} was blank and stood below its answer; it was moved above it.",
+    "needed": "{} went missing, and other cells need it; the released version was restored.",
     "moved": "{} stood above the answer, and was moved below it.",
 }
 
@@ -66,6 +71,7 @@ def mend(submitted: bytes | None, released: NotebookNode) -> Mended:
     placed = [cell for _, cell in sorted(places.all(), key=lambda entry: entry[0])]
     cells = [_as_written(cell, match) if isinstance(cell, Piece) else cell for cell in placed]
     notes = [*salvaged.notes, *_notes(match, salvaged.damaged), *_rename(cells, match.sheet)]
+    notes += pointed_to_texts(cells, match, places.found_at)
     return Mended(_notebook(cells, released, salvaged), tuple(notes), readable=True)
 
 
@@ -88,14 +94,21 @@ class _Places:
     def all(self) -> Iterator[tuple[_Key, NotebookNode | Piece]]:
         """Yields all cells of the notebook, unsorted, with keys to sort them by."""
         for piece in self.match.kept():
-            yield (piece.place, 0, 0), piece
+            yield self._of_piece(piece), piece
         for name, cell in self.sheet.known.items():
             if not self.sheet.is_own(name):
                 yield self._of_locked(name), _as_released(cell)
             elif name not in self.match.of:
                 yield self._of_blank(name), _as_released(cell)
-        if self.damaged:
-            yield from self._gaps()
+        yield from self._gaps() if self.damaged else self._needed()
+
+    def _of_piece(self, piece: Piece) -> _Key:
+        """Returns a learner's place of a cell; above the answer, for a blank that is below it."""
+        answers = self.match.answered_by(piece.role) if piece.role in self.sheet.symbols else []
+        if piece.role and answers and answers[0].place < piece.place:
+            self.problems["blank below"].append(piece.role)
+            return answers[0].place, -1, self.sheet.rank[piece.role]
+        return piece.place, 0, 0
 
     def _of_locked(self, name: str) -> _Key:
         """Returns the place of a locked cell: the learner's, or a default, below the answer."""
@@ -115,6 +128,8 @@ class _Places:
         """Returns the place of an answer, or of another cell that defines it, or -1."""
         held = self.match.of.get(answer)
         symbol = self.sheet.symbols[answer]
+        if elsewhere := self.match.answered_by(answer):
+            return elsewhere[-1].place
         if held and (symbol is None or symbol in held.defines):
             return held.place
         places = [piece.place for piece in self.match.defining(answer)]
@@ -144,6 +159,15 @@ class _Places:
         limit = self.end if below is None else below
         above = [other for other, at in self.found_at.items() if other < rank and at < limit]
         return self.found_at[max(above)] if above else -1
+
+    def _needed(self) -> Iterator[tuple[_Key, NotebookNode]]:
+        """Yields released cells, such as imports, that the learner deleted but needs."""
+        for needed in needed_cells(self.match):
+            self.problems["needed"].append(needed.cell.id)
+            cell = _as_released(needed.cell)
+            if needed.rank in self.found_at:  # the learner changed the cell, and keeps it
+                cell.id = f"{cell.id[:55]}-released"
+            yield (self._place_above(needed.rank, needed.below), 1, needed.rank), cell
 
     def _gaps(self) -> Iterator[tuple[_Key, NotebookNode]]:
         """Yields released code, such as imports, that is missing from a damaged file."""

@@ -16,11 +16,17 @@ from nbformat import NotebookNode
 
 from dtlab.grading.mending.found import Found
 
-__all__ = ["Match", "Piece", "Sheet", "squeezed"]
+__all__ = ["Match", "Piece", "Sheet", "defined_names", "squeezed"]
 
 # Finds definitions that begin in column 0 by a regular expression, since a parser fails on magics
 # and unfinished code, and hostile text can crash it. All repetitions are bounded or possessive, so
 # that no text takes long.
+_REMARK = re.compile(  # a comment, or a docstring; without an end, it ends with the source
+    r"^[ \t]*+(?:#[^\n]*+"
+    r'|"""(?:[^"\\]++|\\.|"(?!""))*+(?:"""[ \t]*+)?'
+    r"|'''(?:[^'\\]++|\\.|'(?!''))*+(?:'''[ \t]*+)?)",
+    re.MULTILINE | re.DOTALL,
+)
 _POINTS = re.compile(r", points=[\d.]+\)")
 _DEFINED = re.compile(
     r"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+(\w++)"
@@ -66,9 +72,14 @@ class Sheet:
         symbols: dict[str, str | None] = {}
         for name, cell in self.known.items():
             if self.is_own(name) and cell.cell_type == "code":
-                defined = _defined(cell.source, imports=False)
+                defined = defined_names(cell.source, imports=False)
                 symbols[name] = name if name in defined else next(reversed(defined), None)
         return symbols
+
+    @cached_property
+    def bare(self) -> dict[str, str]:
+        """The released code of each answer, without spaces and remarks."""
+        return {name: _bare(self.known[name].source) for name in self.symbols}
 
     def answer_to(self, check: str) -> str | None:
         """Returns a check's answer: "ring" for "ring-check", else the last answer above it."""
@@ -104,7 +115,12 @@ class Piece:
     @cached_property
     def defines(self) -> set[str]:
         """The names that its code defines."""
-        return set(_defined(self.found.source))
+        return set(defined_names(self.found.source))
+
+    @cached_property
+    def bare(self) -> str:
+        """Its code without spaces and remarks."""
+        return _bare(self.found.source)
 
 
 class Match:
@@ -119,16 +135,20 @@ class Match:
         self.problems: dict[str, list[str]] = defaultdict(list)
         self.of: dict[str, Piece] = {}
         self.pieces = [Piece(place, cell, None) for place, cell in enumerate(found)]
+        self._left_out: set[int] = set()  # places of blank copies
         self._recognise()
         self._take_answers_out_of_checks()
         self._name_the_nameless()
         for name in sheet.known:
             if held := self._held(name):
                 self._settle(name, held)
+        for name in sheet.symbols:
+            self._leave_out_blanks(name)
 
     def kept(self) -> list[Piece]:
-        """Returns all cells except copies of locked ones."""
-        return [p for p in self.pieces if p.role is None or self.sheet.is_own(p.role)]
+        """Returns all cells except copies of locked ones, and blank copies of answers."""
+        kept = [p for p in self.pieces if p.role is None or self.sheet.is_own(p.role)]
+        return [piece for piece in kept if piece.place not in self._left_out]
 
     def strangers(self) -> int:
         """Returns the number of cells with a role that this assignment does not have."""
@@ -141,14 +161,29 @@ class Match:
     def defining(self, answer: str) -> list[Piece]:
         """Returns the code cells that define the name of an answer."""
         symbol = self.sheet.symbols.get(answer)
-        return [p for p in self.kept() if symbol in p.defines and self._is_code(p)]
+        return [p for p in self.kept() if symbol in p.defines and self.is_code(p)]
 
     def _held(self, name: str) -> list[Piece]:
         return [piece for piece in self.pieces if piece.role == name]
 
-    def _is_code(self, piece: Piece) -> bool:
+    def is_code(self, piece: Piece) -> bool:
+        """Whether a cell is code, or was code in the release."""
         kind = self.sheet.known[piece.role].cell_type if piece.role else piece.found.kind
         return bool(kind == "code")
+
+    def is_blank(self, piece: Piece, answer: str) -> bool:
+        """Whether a cell is the released form of an answer, except for spaces and remarks."""
+        released = self.sheet.known[answer]
+        if released.cell_type != "code":
+            return squeezed(piece.found.source) == squeezed(released.source)
+        return piece.bare == self.sheet.bare[answer]
+
+    def answered_by(self, answer: str) -> list[Piece]:
+        """Returns the cells that define an answer's name, if the answer's own cell is blank."""
+        own = self.of.get(answer)
+        if own is None or not self.is_blank(own, answer):
+            return []
+        return [piece for piece in self.defining(answer) if not self.is_blank(piece, answer)]
 
     def _is_changed(self, piece: Piece) -> bool:
         return piece.role is None or piece.found.source != self.sheet.known[piece.role].source
@@ -180,24 +215,46 @@ class Match:
                     self.problems["named"].append(held[0])
 
     def _name_the_nameless(self) -> None:
-        """Gives the role of an unmatched answer to the last learner's cell that defines it."""
+        """Gives the role of an answer to the last learner's cell that defines it.
+
+        Only if no cell has this role, except blank ones.
+        """
         released = {squeezed(cell.source) for cell in self.sheet.cells}
         for name in self.sheet.symbols:
+            is_open = all(self.is_blank(piece, name) for piece in self._held(name))
             candidates = [
                 piece
-                for piece in ([] if self._held(name) else self.defining(name))
-                if piece.role is None and squeezed(piece.found.source) not in released
+                for piece in (self.defining(name) if is_open else [])
+                if piece.role is None
+                and squeezed(piece.found.source) not in released
+                and not self.is_blank(piece, name)
             ]
             if candidates:
                 candidates[-1].role = name
                 self.problems["named"].append(name)
+
+    def _leave_out_blanks(self, name: str) -> None:
+        """Leaves out blank copies of an answer that is filled in, since they would undo it."""
+        chosen = self.of.get(name)
+        blank = [piece for piece in self.pieces if self.is_blank(piece, name)]
+        if any(piece is chosen for piece in blank) and not self.answered_by(name):
+            return
+        extra = [piece for piece in blank if piece.role is None and self.is_code(piece)]
+        self._left_out |= {piece.place for piece in extra}
+        if extra and name not in self.problems["repeated"]:
+            self.problems["blank copy"].append(name)
 
     def _settle(self, name: str, held: list[Piece]) -> None:
         """Gives the role to one of the cells in `held`, and records the problems of the role."""
         own = self.sheet.is_own(name)
         symbol, changed = self.sheet.symbols.get(name), self._is_changed
         filled = [piece for piece in held if changed(piece)]
-        best = sorted(held, key=lambda p: (changed(p), symbol in p.defines, p.place))
+        best = sorted(
+            held,
+            key=lambda p: (
+                own and not self.is_blank(p, name), changed(p), symbol in p.defines, p.place
+            ),
+        )  # fmt: skip
         self.of[name] = chosen = best[-1] if own else held[0]
         if len(held) > 1:
             self.problems["repeated" if own else "repeated check"].append(name)
@@ -216,6 +273,11 @@ class Match:
         marks = found.kind, submitted, found.id or cell.id
         if marks != (cell.cell_type, released, cell.id) and name not in self.problems["named"]:
             self.problems["marks"].append(name)
+
+
+def _bare(source: str) -> str:
+    """Returns code without spaces, comments and docstrings."""
+    return squeezed(_REMARK.sub("", source))
 
 
 def _pointless(cell: Found | NotebookNode) -> str:
@@ -238,7 +300,7 @@ def squeezed(source: str) -> str:
     return "".join(source.split())
 
 
-def _defined(source: str, imports: bool = True) -> list[str]:
+def defined_names(source: str, imports: bool = True) -> list[str]:
     """Returns the names that code defines in column 0."""
     groups = (m[1] or m[2] or m[3] or (imports and m[4]) for m in _DEFINED.finditer(source))
     return [name for names in groups if names for name in re.findall(r"\w+", names)]
