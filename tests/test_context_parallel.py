@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+import dtlab
 from dtlab.parallel.context import (
     gathered_attention,
     join_sequence,
@@ -94,6 +96,79 @@ def test_sixteen_bits_are_summed_in_fp32() -> None:
     for ours, full in zip(run.values[0], exact, strict=True):
         assert ours.dtype == torch.bfloat16
         assert (ours.double() - full).abs().max() < 0.02 * full.abs().max()
+
+
+def errors(kind: str, zigzag: bool) -> list[float]:
+    """Largest errors of the output and the gradients, of ours by those of one process in bf16."""
+    draw = torch.Generator().manual_seed(5)
+    exact = [10 * torch.randn(1, 4, 64, 16, generator=draw, dtype=torch.float64) for _ in "qkvw"]
+    exact = [each.bfloat16().double() for each in exact]
+
+    def results(attention: Any, leaves: list[Tensor]) -> list[Tensor]:
+        q, k, v = (x.detach().requires_grad_() for x in leaves[:3])
+        out = attention(q, k, v)
+        return [out, *torch.autograd.grad((out * leaves[3]).sum(), (q, k, v))]
+
+    def alone(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    half = [each.bfloat16() for each in exact]
+    options: dict[str, Any] = {} if kind == "ulysses" else {"zigzag": zigzag}
+    parts = [shard_sequence(each, zigzag=zigzag) for each in half]
+    ours = results(lambda q, k, v: KINDS[kind](q, k, v, **options), parts)
+    joined = [join_sequence(each, zigzag=zigzag) for each in ours]
+    everything = zip(joined, results(alone, half), results(alone, exact), strict=True)
+    return [float((a - e).abs().max() / (b - e).abs().max()) for a, b, e in everything]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "zigzag"),
+    [("ring", 1, False), ("ring", 2, True), ("ring", 4, False), ("ring", 4, True),
+     ("gathered", 4, True), ("ulysses", 4, False)],
+)  # fmt: skip
+def test_large_scores_in_bf16_are_as_exact_as_in_one_process(
+    kind: str, ranks: int, zigzag: bool
+) -> None:
+    """Scores of hundreds: rounded to bf16 before the softmax, they would be off by whole units."""
+    for ratios in on_ranks(errors, kind, zigzag, world_size=ranks).values:
+        assert max(ratios) < 2, ratios
+
+
+MISFITS: dict[str, tuple[list[Tensor], str]] = {
+    "dtype of keys": ([torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 2, 8).bfloat16()], "keys torch"),
+    "width of values": ([torch.zeros(1, 4, 2, 8)] * 2 + [torch.zeros(1, 4, 2, 6)], "not\\s+fit"),
+    "tokens of keys": ([torch.zeros(1, 4, 2, 8), torch.zeros(1, 4, 3, 8)], "not\\s+fit"),
+    "three dims": ([torch.zeros(4, 2, 8)], "not\\s+fit"),
+    "heads": ([torch.zeros(1, 6, 2, 8), torch.zeros(1, 4, 2, 8)], "not\\s+fit"),
+}
+
+
+def misfit(kind: str, case: str) -> tuple[str, str]:
+    tensors = MISFITS[case][0]
+    q, k, v = (*tensors, *[tensors[-1]] * (3 - len(tensors)))
+    with pytest.raises(ValueError, match=kind) as error:
+        KINDS[kind](q, k, v)
+    return str(error.value), f"{kind}_attention: "
+
+
+@pytest.mark.parametrize("case", MISFITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_inputs_that_do_not_fit_are_refused_before_anything_is_sent(kind: str, case: str) -> None:
+    run = on_ranks(misfit, kind, case, world_size=2)
+    for text, start in run.values:
+        assert text.startswith(start) and re.search(MISFITS[case][1], text)
+    assert not run.trace.ops(0)
+
+
+def unequal(kind: str) -> None:
+    q = torch.zeros(1, 4, 4 + dist.get_rank(), 8)
+    KINDS[kind](q, q, q)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_launch_reports_shards_of_different_length(kind: str) -> None:
+    with pytest.raises(dtlab.DeadlockError, match=r"(?s)rank.*(sends|called all_gather)"):
+        dtlab.launch(unequal, kind, world_size=2)
 
 
 def in_simple_steps() -> list[Tensor]:

@@ -69,6 +69,38 @@ def test_spread_experts_equal_the_dense_evaluation(
             torch.testing.assert_close(ours, dense, **EXACT)
 
 
+def shaped(shape: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+    experts, router = layer()
+    draw = torch.Generator().manual_seed(dist.get_rank())
+    tokens = torch.randn(*shape, WIDTH, generator=draw, dtype=torch.float64).requires_grad_()
+    routing = route(router(tokens.reshape(-1, WIDTH)), 2)
+    dense = dense_experts(experts, tokens, routing)
+    (wanted,) = torch.autograd.grad(dense.square().sum(), tokens)
+    out = ExpertParallel(experts, router, choices=2)(tokens)
+    (gradient,) = torch.autograd.grad(out.square().sum(), tokens)
+    return [(out.detach(), dense.detach()), (gradient, wanted)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5), (2, 3, 2), (0, 4), (4, 0)])
+def test_tokens_may_have_any_leading_dims(shape: tuple[int, ...], ranks: int) -> None:
+    for pairs in on_ranks(shaped, shape, world_size=ranks).values:
+        for ours, dense in pairs:
+            assert ours.shape == (*shape, WIDTH)
+            torch.testing.assert_close(ours, dense, **EXACT)
+
+
+def test_experts_are_named_after_their_number_among_all() -> None:
+    def names() -> list[str]:
+        module = ExpertParallel(*layer())
+        assert module.experts[0] is next(iter(module.experts))
+        return [name for name, _ in module.experts.named_children()]
+
+    here = EXPERTS // 2
+    numbers = [str(number) for number in range(EXPERTS)]
+    assert on_ranks(names, world_size=2).values == [numbers[:here], numbers[here:]]
+
+
 def test_capacity_keeps_first_choices_in_order() -> None:
     logits = torch.tensor([[9.0, 5, 0], [9, 5, 0], [9, 0, 5], [0, 9, 5]])
     routing = route(logits, 2, capacity=2)

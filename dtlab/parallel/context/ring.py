@@ -41,7 +41,7 @@ from torch.autograd.function import once_differentiable
 from dtlab.messages import Group
 from dtlab.parallel.context.order import tokens_of
 
-__all__ = ["gathered_attention", "ring_attention", "simple_ring_attention"]
+__all__ = ["check_inputs", "gathered_attention", "ring_attention", "simple_ring_attention"]
 
 
 def simple_ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
@@ -82,11 +82,13 @@ def ring_attention(
         causal: a token attends only to itself and to earlier tokens.
         zigzag: whether the tokens are in zig-zag order; without a mask it makes no difference.
 
-    The result has the shape of q. Sums are computed in fp32 for 16-bit inputs. All ranks must
-    have the same number of tokens.
-    Raises: ValueError for shapes that do not fit, or an odd number of tokens in zig-zag order.
+    The result has the shape of q. Scores, softmax and sums are computed in fp32 for 16-bit
+    inputs. All ranks must have the same number of tokens, as `shard_sequence` gives them: that is
+    not checked here, because it would cost a collective for each call; `dtlab.launch` reports it.
+    Raises: ValueError for shapes or dtypes that do not fit, or an odd number of tokens in zig-zag
+    order.
     """
-    _check("ring_attention", q, k, v, zigzag)
+    check_inputs("ring_attention", q, k, v, zigzag)
     return _RingAttention.apply(q, k, v, group, causal, zigzag)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -105,7 +107,7 @@ def gathered_attention(
     section 3.3.2): simpler, but each rank holds all keys and values, and nothing overlaps. With
     grouped heads these are small.
     """
-    _check("gathered_attention", q, k, v, zigzag)
+    check_inputs("gathered_attention", q, k, v, zigzag)
     k, v = _GatherTokens.apply(torch.stack([k, v]), group)  # type: ignore[no-untyped-call]
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     mask = None
@@ -278,7 +280,8 @@ def _scores(q: Tensor, k: Tensor, position: int | None) -> Tensor:
     With the `position` of the first query among the keys, each query has only the keys up to its
     own position.
     """
-    scores = (q @ k.unsqueeze(2).transpose(-2, -1)).to(_at_least_fp32(q))
+    wide = _at_least_fp32(q)  # before the product: a large score in bf16 is off by whole units
+    scores = q.to(wide) @ k.unsqueeze(2).to(wide).transpose(-2, -1)
     scores /= math.sqrt(q.shape[-1])
     if position is not None:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
@@ -295,8 +298,15 @@ def _at_least_fp32(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _check(name: str, q: Tensor, k: Tensor, v: Tensor, zigzag: bool) -> None:
-    same = q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:] and k.shape == v.shape
+def check_inputs(name: str, q: Tensor, k: Tensor, v: Tensor, zigzag: bool = False) -> None:
+    """Raise ValueError, before communication, for inputs that do not fit each other."""
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(
+            f"{name}: queries are {q.dtype}, keys {k.dtype} and values {v.dtype}. Convert them to "
+            "one dtype."
+        )
+    four = q.dim() == k.dim() == v.dim() == 4
+    same = four and q.shape[0] == k.shape[0] and q.shape[2:] == k.shape[2:] and k.shape == v.shape
     if not same or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"{name}: queries {tuple(q.shape)}, keys {tuple(k.shape)} and values "

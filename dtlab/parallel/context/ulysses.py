@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dtlab.messages import Group
+from dtlab.parallel.context.ring import check_inputs
 
 __all__ = ["simple_ulysses_attention", "ulysses_attention"]
 
@@ -57,11 +58,14 @@ def ulysses_attention(
         k, v: [b, kv_heads, tokens / ranks, head_size]; `heads` is a multiple of `kv_heads`.
         causal: a token attends only to itself and to earlier tokens.
 
-    The result has the shape of q. All ranks must have the same number of tokens.
-    Raises: ValueError if the ranks do not divide the heads of the keys and values.
+    The result has the shape of q. All ranks must have the same number of tokens; see
+    `ring_attention`.
+    Raises: ValueError for shapes or dtypes that do not fit, or if the ranks do not divide the
+    heads of the keys and values.
     """
+    check_inputs("ulysses_attention", q, k, v)
     ranks = dist.get_world_size(group)
-    if k.shape[1] % ranks or q.shape[1] % k.shape[1]:
+    if k.shape[1] % ranks:
         raise ValueError(
             f"ulysses_attention: {ranks} ranks cannot share {q.shape[1]} heads of queries and "
             f"{k.shape[1]} of keys and values. Each rank needs whole heads of both: use a "

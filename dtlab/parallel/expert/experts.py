@@ -92,17 +92,18 @@ def balance_loss(routing: Routing) -> Tensor:
 
 
 def dense_experts(experts: nn.ModuleList, tokens: Tensor, routing: Routing) -> Tensor:
-    """Compute the chosen experts of each token in one process: [tokens, h] to the same shape."""
+    """Compute the chosen experts of each token in one process: [..., h] to the same shape."""
+    shape, tokens = tokens.shape, tokens.reshape(-1, tokens.shape[-1])
     result = torch.zeros_like(tokens)
     for number, expert in enumerate(experts):
         token, choice = ((routing.experts == number) & routing.kept).nonzero(as_tuple=True)
         weighted = routing.weights[token, choice].unsqueeze(1) * expert(tokens[token])
         result = result.index_add(0, token, weighted)
-    return result
+    return result.view(shape)
 
 
 class ExpertParallel(nn.Module):
-    """A layer of experts, of which each rank has an equal part: [tokens, h] to the same shape.
+    """A layer of experts, of which each rank has an equal part: [..., h] to the same shape.
 
     Args:
         experts: all experts, the same on every rank; this rank keeps its part.
@@ -112,8 +113,9 @@ class ExpertParallel(nn.Module):
         capacity_factor: an expert takes at most this many times its even share of a rank's
             tokens, rounded up; None: all.
 
-    Each rank passes its tokens; their number may differ. `routing` is that of the last forward
-    pass, for `balance_loss` and `routing.dropped`.
+    Each rank passes its tokens, in any number of dims before the last, such as [b, s, h]; their
+    number may differ. The experts and the router get them as [tokens, h]. `routing` is that of
+    the last forward pass, for `balance_loss` and `routing.dropped`.
     Raises: ValueError if the ranks do not divide the number of experts.
     """
 
@@ -140,6 +142,7 @@ class ExpertParallel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the weighted sum of the outputs of each token's experts."""
+        shape, tokens = tokens.shape, tokens.reshape(-1, tokens.shape[-1])
         routing = self.routing = route(self._logits(tokens), self.choices, self._capacity(tokens))
         token, choice = routing.kept.nonzero(as_tuple=True)
         order = routing.experts[token, choice].argsort(stable=True)
@@ -155,7 +158,7 @@ class ExpertParallel(nn.Module):
         computed = self._compute(arrived, counts_here)
         back = _exchange(computed, received, sent, self.group)
         weighted = routing.weights[token, choice].unsqueeze(1) * back
-        return torch.zeros_like(tokens).index_add(0, token, weighted)
+        return torch.zeros_like(tokens).index_add(0, token, weighted).view(shape)
 
     def _logits(self, tokens: Tensor) -> Tensor:
         names = [name for name, _ in self.router.named_parameters()]
