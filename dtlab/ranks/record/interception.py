@@ -234,12 +234,13 @@ def _ordinary() -> Callable[[Any], bool]:
     c10d: Any = torch._C._distributed_c10d  # has no complete type stubs
     # Whether Works are registered for compiled graphs.
     is_registering = c10d._allow_inflight_collective_as_graph_input
+    Tensor = torch.Tensor  # a local name is faster
 
     def is_ordinary(tensor: Any) -> bool:
         if type(tensor) is list and len(tensor) == 1:
             tensor = tensor[0]
         return (
-            isinstance(tensor, torch.Tensor)
+            isinstance(tensor, Tensor)
             and keys_of(tensor).raw_repr() in ordinary
             and tensor.is_contiguous()
             and not (tensor.requires_grad or modes() or is_profiling() or is_registering())

@@ -109,8 +109,12 @@ class Journal:
                 shape = tuple((x.shape, x.dtype) for x in payload if isinstance(x, Tensor))
                 shape = ((torch.Size(), payload[0].dtype),) if operator.uneven else shape
             key: tuple[Any, ...] = (group, shape, dtype, reduction, root)
-            if extra is not None and extra.words:
-                key = (*key, extra.words)
+            told_tag = tag
+            if extra is not None:
+                key = (*key, extra.words) if extra.words else key
+                told_tag = extra.each + 1
+                if extra.sizes and self._announcer is not None:
+                    self._announcer.sizes(index, extra.sizes)
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = self._kind(operator, key, payload)
@@ -121,7 +125,7 @@ class Journal:
                 file, line = self._place(None)
             if announce is not None:
                 goes_on = announce(
-                    index, description, payload, peer, tag, goes_on, names[file], line, extra
+                    index, description, payload, peer, told_tag, goes_on, names[file], line
                 )
             if index >= self.limit:
                 return index, goes_on

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlab.ranks.record.layouts import Extra
 from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch import board
 from dtlab.ranks.words import ranks_in_words
@@ -78,14 +77,10 @@ class Announcer:
 
         def announce(
             index: int, shared: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
-            file: str, line: int, extra: Extra | None = None,
+            file: str, line: int,
         ) -> bool:  # fmt: skip
             """Announce one operation; returns whether a wait for it must be announced."""
             number, group_text, signature, text, members, nccl = shared
-            if extra is not None:
-                tag = extra.each + 1
-                if extra.sizes:
-                    self._sizes(index, extra.sizes)
             if has_peer:
                 if not 0 <= peer < len(members) or members[peer] == own:
                     raise ValueError(_wrong_peer(own, verb, peer, members))
@@ -136,7 +131,7 @@ class Announcer:
         """Announce that the function has returned."""
         self._write(board.LEFT, -1)
 
-    def _sizes(self, index: int, sizes: tuple[int, ...]) -> None:
+    def sizes(self, index: int, sizes: tuple[int, ...]) -> None:
         """Announce the sizes of the all-to-all that is announced next."""
         thread = threading.get_ident()
         thread = 0 if thread == self._main else thread
