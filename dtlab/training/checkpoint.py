@@ -17,7 +17,6 @@ with another number of ranks.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -28,7 +27,6 @@ import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,29 +35,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from dtlab.errors import DtlabError
+from dtlab.training.held import (
+    Held,
+    Loading,
+    Saving,
+    Share,
+    copy_on_host,
+    described,
+    digest,
+    empty_like_saved,
+    go_together,
+)
 
-__all__ = ["Checkpoints", "Samples", "Share", "simple_load", "simple_save"]
+__all__ = ["Checkpoints", "Samples", "simple_load", "simple_save"]
 
 # ---------------------------------------------------------------- the simple version, one process
 
@@ -149,19 +144,6 @@ class Samples:
 # ---------------------------------------------------------------------------------- all the ranks
 
 
-@dataclass(frozen=True)
-class Share:
-    """Which part of a parameter a rank has: these ranges of the whole tensor's `dim`, joined.
-
-    `size` is that of the whole dim. A module with divided parameters has a method
-    `parameter_shares` that returns {name: Share}; `Checkpoints` needs nothing else from it.
-    """
-
-    dim: int
-    size: int
-    ranges: tuple[tuple[int, int], ...]  # start and stop of each
-
-
 class Checkpoints:
     """The newest checkpoints of a run in a folder that all ranks can reach.
 
@@ -189,7 +171,8 @@ class Checkpoints:
 
     A checkpoint is written as `step_12.partial` and renamed when all ranks have finished, so a
     crash during a save leaves the previous checkpoint usable. The newest `keep` stay. To find
-    values that differ, each rank hashes what it holds, on the CPU, and rank 0 compares.
+    values that differ, each rank hashes what it holds, on the CPU, and rank 0 compares. Hashes of
+    the files are saved too, so a torn file is found before anything is loaded from it.
     All ranks call every method. Raises: ValueError if `keep` is below 1.
     """
 
@@ -233,16 +216,16 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(path, ignore_errors=True)
         state = self._state()
-        holders = self._holders({name: _described(value) for name, value in state.items()})
+        holders = self._holders({name: described(value) for name, value in state.items()})
         for name in [name for name in state if name in holders]:
             value, holder = state.pop(name), holders[name][self._rank]
             if holder == self._rank:
-                state[f"{name}@{holder}"] = value.alone() if isinstance(value, _Held) else value
+                state[f"{name}@{holder}"] = value.alone() if isinstance(value, Held) else value
         run = {"step": step, "ranks": self._ranks, "holders": holders}
 
         def write() -> None:
             writer = FileSystemWriter(path)
-            save(state, storage_writer=writer, planner=_Saving(run), process_group=self._group)
+            save(state, storage_writer=writer, planner=Saving(run), process_group=self._group)
             hashes = self._file_hashes(path)
             if self._rank == 0:
                 (path / _HASHES).write_text(json.dumps(hashes))
@@ -251,7 +234,7 @@ class Checkpoints:
             write()
             self._finish(path, step)
         else:
-            state = {name: _on_host(value) for name, value in state.items()}
+            state = {name: copy_on_host(value) for name, value in state.items()}
             thread = ThreadPoolExecutor(1)
             self._writing = path, step, thread.submit(write)
             thread.shutdown(wait=False)
@@ -277,13 +260,13 @@ class Checkpoints:
             dist.barrier(self._group)
 
     def _state(self) -> dict[str, Any]:
-        """Return what this rank holds: tensors as `_Held`, all else as it is."""
+        """Return what this rank holds: tensors as `Held`, all else as it is."""
         module, shares = _inner(self.model), _shares(self.model)
         parameters = _parameters(module)
         state: dict[str, Any] = {"random": _random_state()}
         for name, value in module.state_dict().items():
             share = shares.get(parameters.get(_clean(name)))
-            held = _Held(value, share) if isinstance(value, Tensor) else value
+            held = Held(value, share) if isinstance(value, Tensor) else value
             state[f"model.{_clean(name)}"] = held
         state |= {f"part.{name}": part.state_dict() for name, part in self.parts.items()}
         if _is_opaque(self.optimizer):
@@ -297,7 +280,7 @@ class Checkpoints:
                 for key, value in self.optimizer.state.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         by_element = value.shape == parameter.shape
-                        value = _Held(value, shares.get(parameter) if by_element else None)
+                        value = Held(value, shares.get(parameter) if by_element else None)
                     state[f"optimizer.state.{name}/{key}"] = value
         return state
 
@@ -323,7 +306,7 @@ class Checkpoints:
         if self._rank == 0:
             for name in dict.fromkeys(name for each in everywhere for name in each):
                 values = [each.get(name) for each in everywhere]
-                if not _go_together([value for value in values if value is not None]):
+                if not go_together([value for value in values if value is not None]):
                     result[0][name] = [None if v is None else values.index(v) for v in values]
         if self._group is not None:
             dist.broadcast_object_list(result, 0, self._group)
@@ -338,7 +321,7 @@ class Checkpoints:
         the one before it, with a warning on rank 0.
         Raises: DtlabError if the checkpoint lacks a part, has other parameters than the model, or
         holds different values under one name for another number of ranks; or if there are
-        checkpoints, but none can be read. The model may have changed then.
+        checkpoints, but none can be read.
         """
         self.wait()
         foreign = [
@@ -393,7 +376,7 @@ class Checkpoints:
             misfit = f"it has {unused[0]}, which no rank has now"
         self._refuse(path, self._everywhere(misfit))
         try:
-            load(state, storage_reader=reader, planner=_Loading(), process_group=self._group)
+            load(state, storage_reader=reader, planner=Loading(), process_group=self._group)
         except CheckpointException as error:
             return _reason(error)
         misfit = None
@@ -452,8 +435,8 @@ class Checkpoints:
                 raise _Misfit(f"it has no {name}")
             what = value
             if name.startswith("optimizer.state."):
-                what = _like(saved[place], value, shares.get(value), alone)
-            elif isinstance(value, _Held) and alone:
+                what = empty_like_saved(saved[place], value, shares.get(value), alone)
+            elif isinstance(value, Held) and alone:
                 what = value.alone()
             _check(name, what, saved[place])
             chosen[place], places[name] = what, place
@@ -462,7 +445,7 @@ class Checkpoints:
     def _set(self, state: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         """Give every object its state; tensors of the model are loaded already."""
         values: dict[str, Any] = {
-            name: v.tensor if isinstance(v, _Held) else v for name, v in state.items()
+            name: v.tensor if isinstance(v, Held) else v for name, v in state.items()
         }
         module = _inner(self.model)
         module.load_state_dict({n: values[f"model.{_clean(n)}"] for n in module.state_dict()})
@@ -483,7 +466,7 @@ class Checkpoints:
         for number, group in enumerate(self.optimizer.param_groups):
             named = list(_named(parameters, group["params"]))
             options = [values[f"optimizer.group.{name}"] for name, _ in named]
-            if any(_digest(each) != _digest(options[0]) for each in options):
+            if any(digest(each) != digest(options[0]) for each in options):
                 raise ValueError(f"the parameters of group {number} were in different groups")
             if options:
                 packed[number].update({k: v for k, v in options[0].items() if k != "number"})
@@ -501,7 +484,7 @@ class Checkpoints:
         return values
 
 
-# ----------------------------------------------------------------------- what a rank holds
+# ------------------------------------------------------------------------- names and parameters
 
 _HASHES = "hashes.json"  # of the files of tensors: a torn write can leave zeros inside
 _NAME = re.compile(r"step_(\d+)")
@@ -513,155 +496,15 @@ class _Misfit(Exception):
     """A checkpoint that these objects cannot load, in a sentence without a stop."""
 
 
-class _Held:
-    """What this rank holds of a tensor: `chunks`, by their offset in the whole.
-
-    torch.distributed.checkpoint calls the two methods with underscores, as it does for DTensors.
-    """
-
-    def __init__(self, tensor: Tensor, share: Share | None = None) -> None:
-        self.tensor, self.whole, self.dtype = tensor, tensor.shape, tensor.dtype
-        self.local = tensor.detach()
-        nowhere = [0] * tensor.dim()
-        self.chunks = {torch.Size(nowhere): self.local}
-        if isinstance(tensor, DTensor):
-            self.local, self.chunks = tensor.to_local().detach(), {}
-            if tensor.device_mesh.get_coordinate() is not None and self.local.numel():
-                places: Any = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
-                self.chunks = {place.offsets: self.local for place in places}
-        elif share is not None:
-            shape, dim = list(tensor.shape), share.dim
-            self.whole = torch.Size([*shape[:dim], share.size, *shape[dim + 1 :]])
-            self.chunks, place = {}, 0
-            for start, stop in share.ranges:
-                offset = torch.Size([*nowhere[:dim], start, *nowhere[dim + 1 :]])
-                self.chunks[offset] = self.local.narrow(dim, place, stop - start)
-                place += stop - start
-
-    def alone(self) -> _Held:
-        """Return what this rank holds as a tensor of its own."""
-        held = _Held(self.local)
-        held.tensor = self.tensor
-        return held
-
-    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(at, chunk.shape) for at, chunk in self.chunks.items()]
-
-    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        return [
-            WriteItem(
-                MetadataIndex(name, place.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(
-                    place, TensorProperties.create_from_tensor(self.local), self.whole
-                ),
-            )
-            for place in self.__create_chunk_list__()
-        ]
-
-
-class _Saving(DefaultSavePlanner):
-    def __init__(self, run: dict[str, Any]) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._run = run
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        plans, metadata = super().create_global_plan(all_plans)
-        return plans, replace(metadata, planner_data=self._run)
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        return _looked_up(self.state_dict, index)
-
-
-class _Loading(DefaultLoadPlanner):
-    def __init__(self) -> None:
-        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-
-    def set_up_planner(self, state_dict: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
-        self.state_dict, self.metadata = state_dict, metadata
-
-    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        tensor: Tensor = _looked_up(self.state_dict, index)
-        return tensor
-
-
-def _looked_up(state: Mapping[str, Any], index: MetadataIndex) -> Any:
-    value, offset = state[index.fqn], index.offset or torch.Size()  # no offset: a scalar
-    return value.chunks[offset] if isinstance(value, _Held) else value
-
-
-def _on_host(value: Any) -> Any:
-    """Return a copy that later steps do not change."""
-    if not isinstance(value, _Held):
-        return copy.deepcopy(value)
-    held = copy.copy(value)
-    held.chunks = {at: chunk.to("cpu", copy=True) for at, chunk in value.chunks.items()}
-    return held
-
-
-def _like(saved: Any, parameter: Tensor, share: Share | None, alone: bool) -> Any:
-    """Return a new tensor for a saved optimizer state: divided as its parameter, or whole."""
-    if not isinstance(saved, TensorStorageMetadata):
-        return None
-    dtype = saved.properties.dtype
-    held = _Held(torch.zeros_like(parameter, dtype=dtype, requires_grad=False), share)
-    if alone:
-        held = held.alone()
-    if saved.size != held.whole:
-        held = _Held(torch.zeros(saved.size, dtype=dtype))
-    return held
-
-
 def _check(name: str, value: Any, saved: Any) -> None:
     """Raise `_Misfit` unless a tensor has the saved shape and dtype."""
     here = there = "no tensor"
-    if isinstance(value, _Held):
+    if isinstance(value, Held):
         here = f"{list(value.whole)} in {value.dtype}"
     if isinstance(saved, TensorStorageMetadata):
         there = f"{list(saved.size)} in {saved.properties.dtype}"
     if here != there:
         raise _Misfit(f"{name} is {there} in it, and {here} now")
-
-
-def _described(value: Any) -> Any:
-    """Return hashes of a value that tell whether ranks hold the same."""
-    if not isinstance(value, _Held):
-        return _digest(value)
-    chunks = {at: (chunk.shape, _digest(chunk)) for at, chunk in value.chunks.items()}
-    return value.whole, value.dtype, chunks
-
-
-def _go_together(described: list[Any]) -> bool:
-    """Return whether values of several ranks are equal, or parts of one tensor that fill it."""
-    if any(isinstance(each, bytes) for each in described):
-        return described.count(described[0]) == len(described)
-    whole: dict[torch.Size, tuple[torch.Size, bytes]] = {}
-    for size, dtype, chunks in described:
-        if (size, dtype) != described[0][:2]:
-            return False
-        if any(whole.setdefault(at, chunk) != chunk for at, chunk in chunks.items()):
-            return False
-    return bool(sum(shape.numel() for shape, _ in whole.values()) == described[0][0].numel())
-
-
-def _digest(value: Any) -> bytes:
-    """Return a hash of a tensor, or of a nested state; equal values have equal hashes."""
-    content = hashlib.blake2b(digest_size=16)
-    if isinstance(value, Tensor):
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        content.update(repr((value.dtype, tuple(value.shape))).encode())
-        content.update(flat.view(torch.uint8).numpy().data)
-    elif isinstance(value, Mapping):
-        for key, each in value.items():
-            content.update(_digest(key) + _digest(each))
-    elif isinstance(value, list | tuple):
-        for each in value:
-            content.update(_digest(each))
-    elif isinstance(value, int | float | str | None):
-        content.update(repr(value).encode())
-    else:
-        content.update(pickle.dumps(value))
-    return content.digest()
 
 
 def _inner(model: nn.Module) -> nn.Module:

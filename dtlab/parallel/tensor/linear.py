@@ -48,7 +48,7 @@ from dtlab.parallel.tensor.regions import (
     start_reduce_scatter,
 )
 from dtlab.parallel.tensor.sequence import check_tokens
-from dtlab.training.checkpoint import Share
+from dtlab.training.held import Share
 
 __all__ = [
     "ColumnParallelLinear",

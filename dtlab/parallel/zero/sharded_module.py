@@ -25,7 +25,7 @@ from dtlab.parallel.zero.shards import (
     in_memory_order,
 )
 from dtlab.parallel.zero.wrap_policy import Blocks, ownership
-from dtlab.training.checkpoint import Share
+from dtlab.training.held import Share
 
 __all__ = [
     "ShardedModule",
