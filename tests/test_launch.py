@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import textwrap
@@ -165,8 +166,6 @@ def test_a_removed_variable_is_gone_in_the_ranks(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.slow
 def test_seeds_are_the_same_on_every_rank_and_rank_generators_differ() -> None:
     def draw() -> tuple[float, float, float, float]:
-        import random
-
         own = torch.rand(1, generator=dtlab.rank_generator()).item()
         return torch.rand(1).item(), np.random.rand(), random.random(), own  # noqa: NPY002
 
@@ -725,3 +724,42 @@ def test_without_a_gpu_an_error_of_fsdp_names_the_argument_for_the_cpu() -> None
     with pytest.raises(dtlab.RankError, match=r'Pass\s+device_id=torch\.device\("cpu"\)'):
         dtlab.launch(wrap)
     dtlab.launch(lambda: wrap(device_id=torch.device("cpu")))
+
+
+# A program that forgets to send its first parameters ---------------------------------------------
+
+
+def _trains_without_a_broadcast() -> float:
+    model = torch.nn.Linear(8, 2)
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.data -= 0.01 * parameter.grad
+    return float(sum(parameter.detach().sum() for parameter in model.parameters()))
+
+
+def test_a_seed_for_each_rank_shows_a_forgotten_broadcast() -> None:
+    alike = dtlab.launch(_trains_without_a_broadcast).values
+    assert alike[0] == alike[1]
+    apart = [dtlab.launch(_trains_without_a_broadcast, seed_by_rank=True).values for _ in "ab"]
+    assert abs(apart[0][0] - apart[0][1]) > 1e-3  # as under torchrun
+    assert apart[0] == apart[1]  # but the same in every run
+    other = dtlab.launch(_trains_without_a_broadcast, seed=1, seed_by_rank=True).values
+    assert len({*apart[0], *other}) == 4
+
+
+def test_numpy_and_random_differ_by_rank_too() -> None:
+    def drawn() -> tuple[float, float]:
+        return random.random(), float(np.random.rand())  # noqa: NPY002
+
+    first, second = dtlab.launch(drawn, seed_by_rank=True).values
+    assert first[0] != second[0] and first[1] != second[1]
+
+
+def test_a_script_has_a_seed_for_each_rank_as_under_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "draws.py"
+    script.write_text("import torch\nprint(torch.rand(1).item())\n")
+    apart, alike = (dtlab.launch(script, seed_by_rank=each).stdout for each in (None, False))
+    assert apart[0] != apart[1] and alike[0] == alike[1]

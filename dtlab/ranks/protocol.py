@@ -82,6 +82,11 @@ CUT = b"c"  # on a separate socket: cut all connections to peers
 CUT_STORE = b"C"  # cut connections to the store, on which ranks wait while they create a group
 
 
+def mixed_seed(seed: int, rank: int) -> int:
+    """Return a seed that differs from rank to rank and is the same in every run."""
+    return (seed * 1_000_003 + rank + 1) % 2**63
+
+
 @dataclass(frozen=True)
 class Spec:
     """All parameters of a launch except the function and its arguments."""
@@ -100,6 +105,11 @@ class Spec:
     inputs: bool = False  # whether each rank receives a different last argument
     sealed: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
     stays: bool = False  # ranks of a session, which receive their calls later
+    seed_by_rank: bool = False  # whether each rank has a seed of its own, made from `seed`
+
+    def seed_of(self, rank: int) -> int:
+        """Return the seed of a rank's generators."""
+        return mixed_seed(self.seed, rank) if self.seed_by_rank else self.seed
 
     @property
     def looks_at_buffers(self) -> bool:

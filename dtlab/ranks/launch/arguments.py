@@ -72,6 +72,7 @@ def spec_for(
     memory_limit: int | None,
     cluster: Cluster | None,
     engine: str = "local",
+    seed_by_rank: bool = False,
 ) -> Spec:
     """Return the `Spec` for the arguments of `launch`, and start the server.
 
@@ -104,6 +105,7 @@ def spec_for(
         threads=threads or (0 if on_ray else max(1, int(system.usable_cpus() / world_size))),
         memory_limit=memory_limit,
         cluster=cluster,
+        seed_by_rank=seed_by_rank,
         **described,
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import LaunchError
 from dtlab.ranks import system
+from dtlab.ranks.protocol import mixed_seed
 from dtlab.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def run(
     seed: int,
     begun: float,
     cluster: Cluster | None = None,
+    seed_by_rank: bool = False,
 ) -> dict[str, Any]:
     """Run `fn(*args)` here and return the fields of `Run`.
 
@@ -56,7 +58,7 @@ def run(
             "set). Leave cluster out: these ranks communicate over real links."
         )
     backend = _join(backend)
-    torch.manual_seed(seed)
+    torch.manual_seed(mixed_seed(seed, dist.get_rank()) if seed_by_rank else seed)
     recorder, traffic = _start_recording(trace)
     printed = _Tee(sys.stdout)
     value, failure = None, None

@@ -88,6 +88,7 @@ def launch(
     timeout: float | None = 30.0,
     trace: bool = True,
     seed: int = 0,
+    seed_by_rank: bool | None = None,
     threads: int | None = None,
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
@@ -111,6 +112,11 @@ def launch(
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: seed of torch, NumPy and random, the same on every rank (see `rank_generator`).
+        seed_by_rank: True gives each rank a seed of its own, made from `seed` and the rank. Then a
+            program that forgets to send the first parameters from one rank to all trains
+            different replicas, as it would under torchrun, which seeds nothing. None means True
+            for a script and False for a function. The hash of strings, and with it the order of a
+            set, is the same on all ranks of `launch`; under torchrun it may differ.
         threads: threads of torch on each rank; None divides the usable CPUs equally, or means 1
             with `memory_limit`, because each thread takes memory.
         memory_limit: bytes that each rank may allocate beyond those of a new rank.
@@ -133,6 +139,8 @@ def launch(
     if isinstance(fn, (str, os.PathLike)):
         args = _existing(fn), list(map(str, args))
         fn = _run_script
+    if seed_by_rank is None:
+        seed_by_rank = fn is _run_script
     if not callable(fn):
         raise LaunchError(
             f"launch needs a function to run on every rank, or the path of a script, not {fn!r}."
@@ -144,12 +152,14 @@ def launch(
     if engine == "ray":
         asked.check_for_ray(backend)
     elif inplace.environment_is_set():
-        return Run(**inplace.run(fn, args, world_size, backend, trace, seed, begun, cluster))
+        fields = fn, args, world_size, backend, trace, seed, begun, cluster, seed_by_rank
+        return Run(**inplace.run(*fields))
     conversation = None
     try:
         spec = asked.spec_for(
-            world_size, backend, timeout, trace, seed, threads, memory_limit, cluster, engine
-        )
+            world_size, backend, timeout, trace, seed, threads, memory_limit, cluster, engine,
+            seed_by_rank,
+        )  # fmt: skip
         call, output = pack_call(fn, args), Output(spec.world_size)
         modules = _slow_modules(call, args[0] if fn is _run_script else None)
         with reservations.reserved(spec) as spec:
@@ -325,5 +335,4 @@ def rank_generator() -> Any:
     import torch.distributed as dist
 
     rank = dist.get_rank() if dist.is_initialized() else 0
-    mixed = (torch.initial_seed() * 1_000_003 + rank + 1) % 2**63
-    return torch.Generator().manual_seed(mixed)
+    return torch.Generator().manual_seed(protocol.mixed_seed(torch.initial_seed(), rank))

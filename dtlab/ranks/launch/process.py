@@ -229,7 +229,7 @@ def _become_ordinary(rank: int, spec: Spec, out: int, err: int, stack_writer: in
     os.chdir(spec.folder)
     sys.path[:] = spec.path
     torch.set_num_threads(spec.threads)
-    _seed(spec.seed)
+    _seed(spec.seed_of(rank))
 
 
 def _seed(seed: int) -> None:
