@@ -20,6 +20,7 @@ from dtlab.grading.mending.recognition import Match, defined_names
 
 __all__ = ["Needed", "needed_cells"]
 
+_MOST_CODE = 1_000_000  # characters
 # All repetitions are bounded or possessive, and a text without an end counts as ended, so that no
 # source takes long.
 _TEXT = re.compile(
@@ -58,34 +59,52 @@ class Needed:
 
 
 def needed_cells(match: Match) -> list[Needed]:
-    """Returns the released cells without a role that the submission lacks and needs."""
+    """Returns the released cells without a role that the submission lacks and needs.
+
+    A submission with far more code than an assignment has is not searched, as it may be hostile.
+    """
     kept = [piece for piece in match.kept() if match.is_code(piece)]
-    code = {piece.place: _without_texts(piece.found.source) for piece in kept}
-    defines = {place: _defined(source) for place, source in code.items()}
-    uses = {place: _free(source) for place, source in code.items()}
-    known = set().union(*defines.values())
+    if sum(len(piece.found.source) for piece in kept) > _MOST_CODE:
+        return []
     candidates = {
-        rank: (cell, _without_texts(cell.source))
+        rank: _Code(_without_texts(cell.source))
         for rank, cell in enumerate(match.sheet.cells)
         if cell.cell_type == "code" and rank not in match.sheet.rank.values()
     }
+    offered = set[str]().union(*(code.defines for code in candidates.values()))
+    code = {piece.place: _Code(_without_texts(piece.found.source)) for piece in kept}
+    known = set[str]().union(*(each.defines for each in code.values()))
+    wanted: dict[str, int] = {}  # the place of the first cell that uses a name
+    for place, each in code.items():
+        for name in (each.uses & offered) - known:
+            wanted.setdefault(name, place)
     needed: dict[int, Needed] = {}
-    while True:  # a restored cell may need another one
-        wanted = {name: _first(uses, name) for name in set().union(*uses.values()) - known}
-        found = [rank for rank in candidates if _defined(candidates[rank][1]) & wanted.keys()]
-        if not found:
-            return [needed[rank] for rank in sorted(needed)]
-        cell, source = candidates.pop(rank := found[-1])
-        names = _defined(source)
-        users = [wanted[name] for name in names & wanted.keys()]
-        definers = [place for place, own in defines.items() if own & names]
-        needed[rank] = Needed(rank, cell, below := min(*users, *definers, len(match.pieces)))
-        known |= names
-        uses[below] = uses.get(below, set()) | _free(source)
+    while found := [rank for rank in candidates if candidates[rank].defines & wanted.keys()]:
+        own = candidates.pop(rank := found[-1])
+        users = [wanted[name] for name in own.defines & wanted.keys()]
+        definers = [place for place, each in code.items() if each.defines & own.defines]
+        below = min([*users, *definers])
+        needed[rank] = Needed(rank, match.sheet.cells[rank], below)
+        known |= own.defines
+        wanted = {name: place for name, place in wanted.items() if name not in known}
+        for name in (own.uses & offered) - known:  # a restored cell may need another one
+            wanted[name] = min(wanted.get(name, below), below)
+    return [needed[rank] for rank in sorted(needed)]
 
 
-def _first(uses: dict[int, set[str]], name: str) -> int:
-    return min(place for place, names in uses.items() if name in names)
+class _Code:
+    """The names that a cell defines for other cells, and those that it uses from others."""
+
+    def __init__(self, code: str) -> None:
+        self.defines = {*defined_names(code, imports=False), *_imported(code)}
+        local = {
+            name
+            for match in _LOCAL.finditer(code)
+            for group in match.groups()
+            if group
+            for name in re.findall(r"\w+", group)
+        }
+        self.uses = {*_USE.findall(_IMPORT.sub("", code))} - local - self.defines
 
 
 def _without_texts(source: str) -> str:
@@ -99,25 +118,8 @@ def _inside(prefix: str, text: str) -> str:
     return " ".join(re.findall(r"\{([^{}\n]*+)", text))
 
 
-def _defined(code: str) -> set[str]:
-    """Returns the names that a cell defines for other cells."""
-    return {*defined_names(code, imports=False), *_imported(code)}
-
-
 def _imported(code: str) -> Iterator[str]:
     for match in _IMPORT.finditer(code):
         for words in map(str.split, match[1].strip(" \t()").split(",")):
             if words:
                 yield words[-1] if "as" in words else words[0].partition(".")[0]
-
-
-def _free(code: str) -> set[str]:
-    """Returns the names that a cell uses and does not define."""
-    local = {
-        name
-        for match in _LOCAL.finditer(code)
-        for group in match.groups()
-        if group
-        for name in re.findall(r"\w+", group)
-    }
-    return {*_USE.findall(_IMPORT.sub("", code))} - local - _defined(code)

@@ -27,6 +27,7 @@ _REMARK = re.compile(  # a comment, or a docstring; without an end, it ends with
     r"|'''(?:[^'\\]++|\\.|'(?!''))*+(?:'''[ \t]*+)?)",
     re.MULTILINE | re.DOTALL,
 )
+_MOST_BARED = 200_000  # characters
 _POINTS = re.compile(r", points=[\d.]+\)")
 _DEFINED = re.compile(
     r"^(?:(?:async[ \t]+)?(?:def|class)[ \t]+(\w++)"
@@ -276,8 +277,8 @@ class Match:
 
 
 def _bare(source: str) -> str:
-    """Returns code without spaces, comments and docstrings."""
-    return squeezed(_REMARK.sub("", source))
+    """Returns code without spaces, comments and docstrings; a huge source stays as it is."""
+    return source if len(source) > _MOST_BARED else squeezed(_REMARK.sub("", source))
 
 
 def _pointless(cell: Found | NotebookNode) -> str:
