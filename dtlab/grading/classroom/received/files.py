@@ -76,7 +76,8 @@ class File:
 
 def found(folder: Path) -> list[File]:
     """Returns all files: those in the folder, then in subfolders, then in archives."""
-    files, archives = [], []
+    files: list[File] = []
+    archives: list[File] = []
     for place, inner, names in os.walk(folder):
         inner[:] = sorted(name for name in inner if not _is_hidden(name))
         for name in sorted(name for name in names if not _is_hidden(name)):
@@ -241,7 +242,7 @@ def _graded(notebook: NotebookNode) -> bytes:
     """
     cells = [cell for cell in notebook.cells if "nbgrader" in cell.metadata]
     graded = {**notebook, "cells": [cell for cell in cells if cell.id != "learner"]}
-    return nbformat.writes(nbformat.from_dict(graded)).encode()
+    return str(nbformat.writes(nbformat.from_dict(graded))).encode()
 
 
 def _marks_of(data: bytes) -> Marks:
