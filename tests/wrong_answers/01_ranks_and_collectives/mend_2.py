@@ -311,7 +311,7 @@ WRONG = {
     waits_for_one_of_the_two: {"diagnosis": "rank 2 is right, and another is missing"},
     waits_in_recv: {"diagnosis": "rank 1 does not wait in recv"},
     all_in_words: {"diagnosis": "'all' is no rank"},
-    still_broken: {"result": "one rank skipped a call, and its next call met this one."},
+    still_broken: {"result": "a rank skipped a call before, or made one too many"},
     divided_by_the_number_of_ranks: {"result": "by the number of ranks, even if"},
     left_out_by_all: {"result": "No rank makes a step if one batch is bad"},
     times_zero: {"result": "Numbers of a bad batch are in a sum"},
