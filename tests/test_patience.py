@@ -25,9 +25,12 @@ def server() -> Iterator[Server]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize(
-    ("cell", "limit"), [("import time; time.sleep(4)", 20.0), ("while 1: 1", 2.0)]
+    ("cell", "takes", "limit"),
+    [("import time; time.sleep(10)", 10.0, 20.0), ("while 1: 1", 2.0, 2.0)],
 )
-def test_waiting_for_others_costs_nothing(server: Server, cell: str, limit: float) -> None:
+def test_waiting_for_others_costs_nothing(
+    server: Server, cell: str, takes: float, limit: float
+) -> None:
     heard = []
 
     def waits(begins: bool) -> None:
@@ -38,8 +41,8 @@ def test_waiting_for_others_costs_nothing(server: Server, cell: str, limit: floa
     notebook = new_notebook(cells=[new_code_cell("1"), new_code_cell(cell)])
     limits = Limits(cell=limit, notebook=60.0)
     judged = judge(notebook, server, student=None, seed=1, limits=limits, waits=waits)
-    assert heard == [True, False]
-    assert judged.cell_seconds < 8
+    assert heard[-2:] == [True, False]  # on a busy machine, the first cell takes long too
+    assert judged.cell_seconds < takes + 5
 
 
 @pytest.mark.proof
