@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 import dtlab
 from dtlab.ranks.protocol import UNWATCHED
+from dtlab.ranks.record.layouts import unchecked_layouts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
@@ -386,11 +387,21 @@ def test_a_check_of_gloos_is_a_cause_and_a_lost_peer_a_consequence() -> None:
 
     failed = "RuntimeError: [enforce fail at third_party/gloo/gloo/alltoallv.cc:138] in == out. "
     lost = "RuntimeError: [third_party/gloo/gloo/pair.cc:547] Connection closed by peer"
-    failures = {
-        rank: dtlab.Failure("exception", text) for rank, text in enumerate((failed, lost))
-    }
+    failures = {rank: dtlab.Failure("exception", text) for rank, text in enumerate((failed, lost))}
     error = rank_error(failures, [], [None, None], ["", ""])
     assert "rank 0 raised RuntimeError: [enforce fail at" in str(error)
     assert "rank 1 then lost its peer" in str(error)
     assert not is_about_a_lost_peer(error)
     assert is_about_a_lost_peer(rank_error({1: failures[1]}, [], [None], [""]))
+
+
+def test_gloo_computes_with_any_layout_on_request() -> None:
+    """Exercise 01/mend_5 shows what gloo does with a slice."""
+
+    def program() -> list[float]:
+        table = torch.ones(2, 3)
+        with unchecked_layouts():
+            dist.all_reduce(table[:, :2])
+        return table.flatten().tolist()
+
+    assert dtlab.launch(program).values == [[2, 2, 2, 2, 1, 1]] * 2

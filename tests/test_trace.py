@@ -264,7 +264,8 @@ def test_a_chrome_file_has_all_of_the_trace(tmp_path: Path) -> None:
     trace.to_chrome(tmp_path / "trace.json")
     content = json.loads((tmp_path / "trace.json").read_text())
     assert content["dtlab"] == {"world_size": 3, "emulated": "", "wire": [None] * 3}
-    events = list(events_of(content["traceEvents"]))
+    events, notes = events_of(content["traceEvents"], "trace.json")
+    assert not notes
     times = [(event.start, event.end) for event in events]
     assert times == [pytest.approx((event.start, event.end)) for event in trace.events]
     blocked = events[0].extra.pop("blocked")

@@ -17,11 +17,12 @@ Nothing is copied here, because the learner's program must be right under torchr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["Extra", "inspector"]
+__all__ = ["Extra", "inspector", "unchecked_layouts"]
 
 Inspector = Callable[[tuple[Any, ...], Any], "Extra | None"]
 
@@ -43,9 +44,26 @@ class Extra(NamedTuple):
 def inspector(name: str) -> Inspector | None:
     """The function that looks at the arguments of a c10d operator and its group; None if no need.
 
-    It raises ValueError for what gives wrong numbers on this rank alone.
+    It raises ValueError for what gives wrong numbers on this rank alone, but not in the context
+    `unchecked_layouts`.
     """
-    return _INSPECTORS.get(name)
+    inspect = _INSPECTORS.get(name)
+    if inspect is None:
+        return None
+    return lambda args, group: None if _unchecked else inspect(args, group)
+
+
+_unchecked: list[None] = []  # an entry for each context `unchecked_layouts` that has begun
+
+
+@contextmanager
+def unchecked_layouts() -> Iterator[None]:
+    """Let gloo compute with the tensors as they are in this context, to see what goes wrong."""
+    _unchecked.append(None)
+    try:
+        yield
+    finally:
+        _unchecked.pop()
 
 
 # ------------------------------------------------------------------ order in memory

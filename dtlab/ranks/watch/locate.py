@@ -88,7 +88,7 @@ def place(frame: Frame | None) -> dict[str, Any]:
     code = linecache.getline(frame.file, frame.line).strip() or None
     cell = _cell_numbers().get(frame.file)
     file = frame.file
-    if cell is None and not os.path.relpath(file).startswith(os.pardir):
+    if cell is None and file and not os.path.relpath(file).startswith(os.pardir):
         file = os.path.relpath(file)
     return {"file": file, "line": frame.line, "code": code, "cell": cell}
 

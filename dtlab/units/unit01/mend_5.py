@@ -53,7 +53,10 @@ class Columns(Returning):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Sequence[Any]) -> Any:
-        return Returning.on_rank(fn, given) | {"table": given[0]}
+        from dtlab.ranks.record.layouts import unchecked_layouts
+
+        with unchecked_layouts():
+            return Returning.on_rank(fn, given) | {"table": given[0]}
 
     def tables(self, ranks: int) -> dict[int, torch.Tensor]:
         """The table of each rank."""

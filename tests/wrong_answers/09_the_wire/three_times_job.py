@@ -238,7 +238,7 @@ def in_words(given, right):
 
 
 WRONG = {
-    overlap_first: {"first": "only what backward computes"},
+    overlap_first: {"first": "Only what backward computes"},
     smaller_buckets_first: {"first": "smaller buckets hide nothing"},
     accumulate_first: {"first": "with the limit on the batch it is at most 2"},
     the_network: {"first": "none of the options"},
