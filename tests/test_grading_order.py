@@ -87,7 +87,7 @@ def busy_machine() -> Iterator[None]:
         process.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.busy
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("busy_machine")
 def test_the_first_result_does_not_wait_for_the_last(
