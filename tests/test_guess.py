@@ -12,7 +12,8 @@ from nbclient import NotebookClient
 
 import dtlab
 from dtlab.show import Guess, guess
-from dtlab.show.guess import calibration, distance_words, form
+from dtlab.show.guess import calibration, distance_words
+from dtlab.show.guess_form import form
 
 LESSONS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
