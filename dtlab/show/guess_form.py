@@ -5,15 +5,30 @@ from __future__ import annotations
 import functools
 import html
 import itertools
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from dtlab.show.guess import Guess, Value
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 __all__ = ["form"]
 
 
-def form(guess: Guess) -> Any:
+class Question(Protocol):
+    """What the form needs of a `Guess`."""
+
+    question: str
+    unit: str
+    options: tuple[str, ...] | None
+    value: Any
+    revealed: bool
+    on_reveal: list[Callable[[], None]]
+
+    def commit(self, typed: Any) -> None:
+        """Set the guess, or raise `ValueError`."""
+
+    def words(self, value: Any) -> str:
+        """Return a guess in words, with its unit."""
+
+
+def form(guess: Question) -> Any:
     """Build the form as a widget: the question, the controls, and a status line.
 
     By keyboard: press Tab to reach the field, type, press Enter; or press Tab to reach an option,
@@ -39,7 +54,7 @@ def form(guess: Guess) -> Any:
     return widgets.VBox([question, row, status])
 
 
-def _field(guess: Guess, status: Any) -> list[Any]:
+def _field(guess: Question, status: Any) -> list[Any]:
     """Build a field for a number, its unit, and a button."""
     import ipywidgets as widgets
 
@@ -55,7 +70,7 @@ def _field(guess: Guess, status: Any) -> list[Any]:
     return [field, unit, button]
 
 
-def _buttons(guess: Guess, status: Any) -> list[Any]:
+def _buttons(guess: Question, status: Any) -> list[Any]:
     """Build a button for each option; the chosen one is marked."""
     import ipywidgets as widgets
 
@@ -75,7 +90,7 @@ def _buttons(guess: Guess, status: Any) -> list[Any]:
     return buttons
 
 
-def _commit(guess: Guess, typed: Value, status: Any, control: str) -> None:
+def _commit(guess: Question, typed: Any, status: Any, control: str) -> None:
     """Set the guess from the input, or show in `status` what is wrong with it.
 
     `control` is the kind of element that has the focus if the learner means to go on.
@@ -88,7 +103,7 @@ def _commit(guess: Guess, typed: Value, status: Any, control: str) -> None:
         status.value = _status(_committed(guess)) + _go_on(control)
 
 
-def _committed(guess: Guess) -> str:
+def _committed(guess: Question) -> str:
     """Say which guess was set, and what to do next."""
     line = f"Your guess is {guess.words(guess.value)}."
     return line if guess.revealed else f"{line} Now run the next cell."
