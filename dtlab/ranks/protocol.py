@@ -50,12 +50,14 @@ OPENED = b"O"  # supervisor -> notebook: the ranks of a session are ready
 TURN = b"u"  # notebook -> supervisor: a Turn; the packed call goes to each of its ranks
 STOP = b"p"  # notebook -> supervisor: interrupt the turn
 INPUT = b"i"  # notebook -> rank: the packed last argument, which no other rank receives
+REPLY = b"a"  # notebook -> rank, as plain data: the answer to a question
 VALUE = b"v"  # rank -> notebook: the function's return value, packed; plain data if sealed
 # rank -> notebook, always as plain data (plain.py), which cannot contain code:
 FAILURE = b"f"  # a RemoteFailure
 THREAD_FAILURE = b"t"  # a RemoteFailure that ended a thread, not the rank
 RECORDS = b"r"  # the recorder's records
 SHOWN = b"y"  # rich output of a cell: data by MIME type, and metadata
+ASK = b"q"  # a question of the rank, which waits for the answer (asking.py)
 TOUCHES = b"h"  # tensors that were touched before the rank had waited for their operation
 
 # Between a grader and a sandbox.

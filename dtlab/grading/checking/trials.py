@@ -40,6 +40,7 @@ from dtlab.grading.words import count_ranks, ranks_in_words
 
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
+    from dtlab.ranks.asking import Dialogue
     from dtlab.ranks.launch.launcher import Run
     from dtlab.show import Figure
     from dtlab.trace import Trace
@@ -87,6 +88,15 @@ class Case(ABC):
         May raise any exception if the result is invalid, since a rank may have sent anything.
         """
         return result
+
+    def dialogue(self, rank: int, world_size: int) -> Dialogue | None:
+        """What the judge answers if `on_rank` asks with `ask`, one piece at a time.
+
+        What it returns is the rank's result, in place of what `on_rank` returns: see
+        `dtlab.ranks.asking.Dialogues`. It runs in the check's process, so the rank neither sees
+        what comes later nor can change what is kept. None if `on_rank` asks nothing.
+        """
+        return None
 
     def labelled(self) -> tuple[Case, str]:
         """The case with inputs that show whose they are, and a sentence about them.
@@ -324,14 +334,25 @@ def observe(trial: Trial, fn: Callable[..., Any]) -> Observation:
 
 def observed(trial: Trial, attempt: Callable[[], Run]) -> Observation:
     """Calls `attempt`, a launch of `run_cases` on the ranks of a trial; returns an observation."""
+    from dtlab.ranks.asking import Dialogues, answering
     from dtlab.ranks.plain import decode
 
+    asked = {
+        (number, rank): dialogue
+        for number, case in enumerate(trial.cases)
+        for rank in range(trial.world_size)
+        if (dialogue := case.dialogue(rank, trial.world_size)) is not None
+    }
+    dialogues = Dialogues(lambda number, rank: asked[number, rank])
     try:
-        run = attempt()
+        with answering(dialogues.reply):
+            run = attempt()
     except RanksError as error:
         return Observation(trial, error=error, printed=error.stdout)
     try:
         by_rank = [decode(value) for value in run.values]
+        for number, rank in asked:
+            by_rank[rank][number] = dialogues.results[number, rank]
         results = [
             [case.opened(result) for result in case_results]
             for case, case_results in zip(trial.cases, zip(*by_rank, strict=True), strict=True)
@@ -355,13 +376,15 @@ def run_cases(
 
     Calls `begin` with the number of each case before the case.
     """
+    from dtlab.ranks.asking import in_dialogue
     from dtlab.ranks.plain import encode
 
     results = []
     for number, (on_rank, inputs) in enumerate(zip(calls, given, strict=True)):
         begin(number)
         try:
-            results.append(on_rank(fn, inputs))
+            with in_dialogue(number):
+                results.append(on_rank(fn, inputs))
         except Exception as error:
             error.add_note(f"(in case {number} of this check)")
             if definition := _definition(fn):

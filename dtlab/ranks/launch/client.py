@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from dtlab.errors import LaunchError
 from dtlab.ranks import notices, protocol, system
+from dtlab.ranks.asking import answered, current_reply
 from dtlab.ranks.launch.output import STREAMS, Output, Stream
 from dtlab.ranks.plain import decode
 from dtlab.ranks.protocol import Outcome, RemoteFailure, Spec, Touch
@@ -220,6 +221,7 @@ class Conversation:
     ) -> None:
         self.spec, self.call, self.output = spec, call, output
         self.inputs, self.server = inputs, server
+        self.reply = current_reply()
         self.collected = Collected([None] * spec.world_size)
         self.channels: dict[socket.socket, int] = {}
         self.pipes: dict[int, tuple[int, Stream]] = {}
@@ -333,9 +335,17 @@ class Conversation:
             del self.channels[channel]
             return
         try:
-            self._open(rank, tag, body, value)
+            if tag == protocol.ASK:
+                self.answer(channel, rank, decode(body))
+            else:
+                self._open(rank, tag, body, value)
         except Exception as error:  # noqa: BLE001  unpickling may run any code
             self.collected.failures[rank] = cannot_be_unpickled(error)
+
+    def answer(self, channel: socket.socket, rank: int, message: Any) -> None:
+        """Answer a question of a rank (asking.py)."""
+        with contextlib.suppress(OSError):  # the rank has died; the outcome reports it
+            send_frame(channel, protocol.REPLY, answered(self.reply, rank, message))
 
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
         collected = self.collected

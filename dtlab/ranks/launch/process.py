@@ -24,7 +24,7 @@ import setproctitle
 import torch
 import torch.distributed as dist
 
-from dtlab.ranks import protocol, system
+from dtlab.ranks import asking, protocol, system
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.emulate.ports import Ports
 from dtlab.ranks.launch.init_calls import InitCalls
@@ -82,6 +82,7 @@ def run_rank(
         os.environ[protocol.STATUS_FD] = str(ends.status.fileno())
         outcome = RankResult(socket.socket(fileno=channel), ends.status, spec.sealed)
         threading.excepthook = outcome.thread_failed
+        asking.connect(outcome.channel, outcome.sending)
         try:
             if call is None:
                 assert stay is not None
