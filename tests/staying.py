@@ -91,8 +91,9 @@ class StayingBench:
             return observe(trial, fn)
         given = [trial.given(rank) for rank in range(trial.world_size)]
         inputs = _digest((trial.calls, trial.limit, given))
+        asks = any(case.dialogue(0, trial.world_size) is not None for case in trial.cases)
         for known, function, observation in self._seen:
-            if function is fn and known == inputs:
+            if function is fn and known == inputs and not asks:  # else inputs come later
                 return replace(observation, trial=trial)
 
         def attempt() -> Run:

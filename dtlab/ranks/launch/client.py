@@ -221,7 +221,6 @@ class Conversation:
     ) -> None:
         self.spec, self.call, self.output = spec, call, output
         self.inputs, self.server = inputs, server
-        self.reply = current_reply()
         self.collected = Collected([None] * spec.world_size)
         self.channels: dict[socket.socket, int] = {}
         self.pipes: dict[int, tuple[int, Stream]] = {}
@@ -345,7 +344,7 @@ class Conversation:
     def answer(self, channel: socket.socket, rank: int, message: Any) -> None:
         """Answer a question of a rank (asking.py)."""
         with contextlib.suppress(OSError):  # the rank has died; the outcome reports it
-            send_frame(channel, protocol.REPLY, answered(self.reply, rank, message))
+            send_frame(channel, protocol.REPLY, answered(current_reply(), rank, message))
 
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Packed | None) -> None:
         collected = self.collected

@@ -5,14 +5,14 @@
 
 The simulation jumps from one event to the next, and has no other time than its own minutes. It
 executes wrong decisions too, as well as it can, and notes what is wrong with them: so one mistake
-costs one criterion. A check lets an answer decide on a rank, and executes the recorded decisions
-again in its own process.
+costs one criterion. In a check, the cluster is in the check's own process and sends an answer on a
+rank one event at a time, so the answer cannot see what comes.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -140,14 +140,13 @@ class History:
     attempts: list[Attempt] = field(default_factory=list)
     faults: list[tuple[str, str]] = field(default_factory=list)
     makespan: float = 0.0  # minutes until the last job finished
-    decisions: list[list[Start]] = field(default_factory=list)  # after each message
 
 
 class Cluster:
-    """A run of the simulation, in which `decide(event)` returns decisions."""
+    """A run of the simulation, in which somebody decides after each event."""
 
-    def __init__(self, setting: Setting, decide: Callable[[Event], Sequence[Start]]) -> None:
-        self.setting, self._decide = setting, decide
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
         self.jobs = {job.name: job for job in setting.jobs}
         self.waiting: list[Job] = []
         self.saved = dict.fromkeys(self.jobs, 0)  # the step of the last checkpoint
@@ -159,8 +158,17 @@ class Cluster:
         self._queue: list[tuple[float, int, int, Any]] = []
         self._order, self._numbers = count(), count(1)
 
-    def run(self) -> History:
-        """Run until nothing happens any more."""
+    def run(self, decide: Callable[[Event], Sequence[Start]]) -> History:
+        """Run until nothing happens any more; `decide(event)` returns decisions."""
+        events, decisions = self.events(), None
+        while True:
+            try:
+                decisions = decide(events.send(decisions))
+            except StopIteration:
+                return self.history
+
+    def events(self) -> Generator[Event, Sequence[Start] | None, None]:
+        """The run as a generator: it yields each event and receives the decisions after it."""
         for job in self.setting.jobs:
             self._later(job.submitted, "submitted", job)
         for failure in self.setting.failures:
@@ -169,10 +177,10 @@ class Cluster:
         while self._queue:
             self.minute, kind, _, what = heapq.heappop(self._queue)
             if event := getattr(self, f"_{_SIMULTANEOUS[kind]}")(what):
-                self._deliver(event)
+                for start in (yield event) or ():
+                    self._start(start)
         self._look_for_lost_jobs()
         self.history.makespan = max(self.finished.values(), default=0.0)
-        return self.history
 
     def free(self) -> list[GPU]:
         """The GPUs of working nodes on which no job runs."""
@@ -188,12 +196,6 @@ class Cluster:
 
     def _event(self, kind: str, **more: Any) -> Event:
         return Event(next(self._numbers), self.minute, kind, **more)
-
-    def _deliver(self, event: Event) -> None:
-        starts = list(self._decide(event))
-        self.history.decisions.append(starts)
-        for start in starts:
-            self._start(start)
 
     def _submitted(self, job: Job) -> Event:
         self.waiting.append(job)
@@ -343,8 +345,8 @@ def _largest(cluster: Cluster, job: Job) -> float:
 
 
 def _planned(setting: Setting, order: Order, packs: bool = True, passes: bool = True) -> float:
-    cluster = Cluster(setting, lambda _: planned_starts(cluster, order, packs, passes))
-    return cluster.run().makespan
+    cluster = Cluster(setting)
+    return cluster.run(lambda _: planned_starts(cluster, order, packs, passes)).makespan
 
 
 def planned_starts(

@@ -1,7 +1,8 @@
 """11/orchestrator: a class that decides which jobs start where, on a simulated cluster.
 
-    rank      cluster ── Event ──> the learner's decide(event) ──> Starts, executed and recorded
-    check     cluster ── Event ──> the recorded Starts: what is wrong, and how long it takes
+    check's process                           rank
+    cluster ── one Event at a time ──ask──>   the learner's decide(event)
+            <── Starts, executed there ────
 
 Small cases show one thing each. The large ones are drawn such that one bad habit is too slow in
 each: not to let small jobs pass a large one that waits, to spread jobs over nodes, or to start
@@ -23,6 +24,7 @@ from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 from dtlab.grading.questions.quantities import short
 from dtlab.predict.units import counted
+from dtlab.ranks.asking import ask
 from dtlab.units.unit11.cluster import (
     Cluster,
     Event,
@@ -38,6 +40,7 @@ from dtlab.units.unit11.cluster import (
 )
 
 if TYPE_CHECKING:
+    from dtlab.ranks.asking import Dialogue
     from dtlab.show import Figure
 
 __all__ = ["PART", "Event", "Scheduling", "Setting", "Start", "drawn", "example", "played",
@@ -99,8 +102,8 @@ def _repeats_an_old_checkpoint(setting: Setting) -> bool:
         starts = planned_starts(cluster, longest)
         return [start._replace(step=told.get(start.job, 0)) for start in starts]
 
-    cluster = Cluster(setting, decide)
-    return bool(cluster.run().faults)
+    cluster = Cluster(setting)
+    return bool(cluster.run(decide).faults)
 
 
 @lru_cache(maxsize=64)
@@ -145,7 +148,7 @@ def played(setting: Setting, orchestrator: Callable[[dict[str, int]], Any]) -> H
     Raises: TypeError if `decide` returns anything else than a list of `Start`.
     """
     decide = orchestrator(setting.by_node).decide
-    return Cluster(setting, lambda event: _starts(decide(event))).run()
+    return Cluster(setting).run(lambda event: _starts(decide(event)))
 
 
 def _starts(decisions: Any) -> list[Start]:
@@ -200,22 +203,30 @@ class Scheduling(Faulty):
         return self.words
 
     def given(self, rank: int, world_size: int) -> Any:
-        return astuple(self.setting)
+        return self.setting.by_node
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
-        nodes, gpus, jobs, failures, seed = given
-        jobs = tuple(Job(*row) for row in jobs)
-        setting = Setting(nodes, gpus, jobs, tuple(Failure(*row) for row in failures), seed)
-        return {"decisions": played(setting, fn).decisions}
+    def on_rank(fn: Callable[..., Any], given: dict[str, int]) -> None:
+        decide, starts = fn(given).decide, None
+        while (event := ask(starts)) is not None:
+            spec = Job(*event["spec"]).spec() if event["spec"] else None
+            starts = _starts(decide(Event(**event | {"spec": spec})))
 
-    def history(self, results: Sequence[Noted]) -> History:
-        """Executes the recorded decisions again."""
-        recorded: Iterator[Any] = iter(results[0]["decisions"])
-        return Cluster(self.setting, lambda _: _starts(next(recorded, []))).run()
+    def dialogue(self, rank: int, world_size: int) -> Dialogue:
+        """Sends an event after the decisions on the one before have been executed."""
+        cluster = Cluster(self.setting)
+        events, decisions = cluster.events(), None
+        yield  # the rank is ready
+        while True:
+            try:
+                event = events.send(decisions)
+            except StopIteration:
+                return {"history": cluster.history}
+            job = astuple(cluster.jobs[event.job]) if event.spec else ()
+            decisions = _starts((yield event._asdict() | {"spec": job}))
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        history = self.history(results)
+        history: History = results[0]["history"]
         yield from history.faults
         good = good_makespan(self.setting)
         if not history.faults and history.makespan > _LONGER * good:
@@ -227,7 +238,7 @@ class Scheduling(Faulty):
 
     def figures(self, results: Sequence[Noted]) -> list[Figure]:
         """The jobs on each GPU."""
-        return [drawn(self.setting, self.history(results), f"Jobs on the cluster, {self}")]
+        return [drawn(self.setting, results[0]["history"], f"Jobs on the cluster, {self}")]
 
 
 def _waste(history: History) -> str:
