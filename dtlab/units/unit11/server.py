@@ -1,28 +1,24 @@
 """11/server: a parameter server as an async actor, synchronous or with bounded staleness.
 
 An actor whose methods are coroutines is an object on an event loop. So the check calls the methods
-in a fixed order on a loop of one process, and notes which calls wait after each of them:
+in a fixed order on a loop of one rank, and notes in its own process which calls wait after each:
 
     push(0, 0)      done
     pull(0, 1)      waits          until workers 1 and 2 have pushed step 0 too
     push(1, 0)      done    waits
     push(2, 0)      done    returns
 
-The loop has a simulated clock: nothing depends on the speed of the machine.
+The loop has a simulated clock (hosts.py): nothing depends on the speed of the machine. The rank
+gets a call only after its report on the one before, so it does not know what comes.
 """
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import inspect
 import random
 import re
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from selectors import DefaultSelector
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
@@ -31,9 +27,13 @@ from dtlab.grading.checking.trials import Trial
 from dtlab.grading.checking.values import close
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
+from dtlab.ranks.plain import is_modest
+from dtlab.units.unit11.hosts import host_server, running
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dtlab.ranks.asking import Dialogue
 
 __all__ = ["PART", "Served", "running"]
 
@@ -41,8 +41,8 @@ Call = tuple[str, int, int]  # "push" or "pull", worker, step
 Named = dict[str, "Tensor"]
 
 RATE = 0.5
-TURN = 1e-3  # simulated seconds of a turn of the loop
-SETTLES = 1.0  # simulated seconds for which the loop runs on after each call
+_MOST_NAMES = 1000  # in a dict of parameters
+_NAME = re.compile(r"[\w.<>]{1,80}")  # of a coroutine that was not awaited
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Served(Faulty):
     """
 
     alone: ClassVar[bool] = True
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.server.server",)
     also_shows: ClassVar = {"updates": ("snapshot",), "waits": ("version",)}
 
     seed: int
@@ -82,22 +83,31 @@ class Served(Faulty):
         tensors = (torch.randint(-99, 100, shape, generator=draw).float() for shape in self.shapes)
         return {f"layer{number}": tensor for number, tensor in enumerate(tensors)}
 
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        gradients = [
-            self.drawn(w, step) if kind == "push" else None for kind, w, step in self.calls
-        ]
-        return {
-            "arguments": (self.drawn(-1, 0), self.workers, RATE, self.staleness),
-            "calls": list(zip(self.calls, gradients, strict=True)),
-        }
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        return self.drawn(-1, 0), self.workers, RATE, self.staleness
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            calls = running(_script(fn, **given))
-        texts = " ".join(str(each.message) for each in caught)
-        return {"calls": calls, "forgotten": re.findall(r"'(\S+)' was never awaited", texts)}
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        host_server(fn, given)
+
+    def dialogue(self, rank: int, world_size: int) -> Dialogue:
+        """Sends each call after the report on the one before, and notes when each has ended."""
+        notes: list[dict[str, Any]] = []
+        yield  # the learner's object has been made
+        for number, (kind, worker, step) in enumerate(self.calls):
+            notes.append({"ended": None, "value": None})
+            gradients = [self.drawn(worker, step)] if kind == "push" else []
+            report = yield [kind, worker, step, *gradients]
+            for place, value in _entries(report, 2):
+                if notes[place]["ended"] is not None:
+                    raise ValueError("a call ends once")
+                notes[place] |= {"ended": number, "value": _named(value)}
+        for place, later, tensors in _entries((yield ["later"]), 3):
+            notes[place] |= {"later": _named(later), "tensors": _named(tensors)}
+        forgotten = yield []
+        if not isinstance(forgotten, list) or not is_modest(forgotten):
+            raise ValueError("not a list of names")
+        return {"calls": notes, "forgotten": [each for each in forgotten if _NAME.fullmatch(each)]}
 
     @cached_property
     def right(self) -> list[tuple[int | None, Named]]:
@@ -253,61 +263,36 @@ def _equal(got: Tensor, wanted: Tensor) -> bool:
     return got.shape == wanted.shape and got.dtype == wanted.dtype and close(got, wanted)
 
 
-# On the rank -------------------------------------------------------------------------------------
+# What the rank reports ---------------------------------------------------------------------------
 
 
-class _Selector(DefaultSelector):
-    """Never waits: a clock jumps to the next timer, and each turn of the loop takes `TURN`."""
+def _entries(report: Any, size: int) -> list[Any]:
+    """The entries of a report, each with `size` fields of which the first is a call's number.
 
-    clock = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        self.clock += max(timeout or 0.0, TURN)
-        return super().select(0)
-
-
-def running(coroutine: Any) -> Any:
-    """Runs a coroutine on a loop with a simulated clock, and returns its result."""
-    clock = _Selector()
-    loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.clock  # type: ignore[method-assign]
-    try:
-        return loop.run_until_complete(coroutine)
-    finally:
-        loop.close()
+    Raises `ValueError` if it is something else, since a rank may have sent anything.
+    """
+    if not isinstance(report, list) or not is_modest(report):
+        raise ValueError("not a report")
+    if not all(isinstance(each, list) and len(each) == size for each in report):
+        raise ValueError("not the entries of a report")
+    if not all(type(each[0]) is int and each[0] >= 0 for each in report):
+        raise ValueError("not the number of a call")
+    return report
 
 
-async def _script(
-    fn: Callable[..., Any], arguments: Sequence[Any], calls: Sequence[tuple[Call, Named | None]]
-) -> list[dict[str, Any]]:
-    """Calls the methods in order, as Ray does: arguments and results are copies."""
-    server, tasks = fn(*arguments), list[asyncio.Task[Any]]()
-    notes: list[dict[str, Any]] = [{"ended": None, "value": None} for _ in calls]
-    results: dict[int, Any] = {}  # shallow copies, so that they show what happens to the tensors
-    for number, ((kind, worker, step), gradients) in enumerate(calls):
-        more = () if gradients is None else (_copied(gradients),)
-        coroutine = getattr(server, kind)(worker, step, *more)
-        if not inspect.isawaitable(coroutine):
-            raise TypeError(f"{kind} is not a coroutine: write async def {kind}(self, ...)")
-        tasks.append(asyncio.ensure_future(coroutine))
-        await asyncio.sleep(SETTLES)
-        for place, (task, note) in enumerate(zip(tasks, notes, strict=False)):
-            if note["ended"] is None and task.done():
-                results[place] = copy.copy(task.result())
-                note |= {"ended": number, "value": _copied(task.result())}
-    for place, (task, note) in enumerate(zip(tasks, notes, strict=True)):
-        if task.done():
-            note |= {"later": _copied(task.result()), "tensors": _copied(results[place])}
-        else:
-            task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return notes
+def _named(value: Any) -> Named | None:
+    """A dict of tensors, or None. Raises `ValueError` if it is something else."""
+    import torch
 
-
-def _copied(tensors: Any) -> Any:
-    if not isinstance(tensors, dict):
+    if value is None:
         return None
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    if not isinstance(value, dict) or len(value) > _MOST_NAMES:
+        raise ValueError("not a dict, or too large")
+    if not all(isinstance(name, str) and len(name) < 100 for name in value):
+        raise ValueError("not a dict by names")
+    if not all(isinstance(tensor, torch.Tensor) for tensor in value.values()):
+        raise ValueError("not a dict of tensors")
+    return value
 
 
 # The scripts -------------------------------------------------------------------------------------

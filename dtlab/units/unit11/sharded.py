@@ -5,12 +5,14 @@ returns a reference, `get` waits for values, and `put` stores a value once:
 
     make(shard) ──> handle          handle.pull.remote(...) ──> reference ──> get ──> value
     put(data) ──> reference         an argument that is a reference arrives as its value
+
+All values are in the judge's process until they are fetched. The rank has only numbers (hosts.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -18,13 +20,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.parts import Part
 from dtlab.grading.words import amount
 from dtlab.predict.units import counted
+from dtlab.ranks.asking import Refused
+from dtlab.ranks.plain import Opaque, is_modest
+from dtlab.units.unit11.hosts import Actors, host_client
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from dtlab.ranks.asking import Dialogue
 
 __all__ = ["PART", "Divided", "Recorder"]
 
@@ -33,6 +40,8 @@ Size = tuple[str, tuple[int, ...], str]  # name, shape and dtype of a parameter
 
 SAMPLES, WORKERS = 4096, 3  # numbers in the data set; workers that get it
 NEAR = 1.05  # times the bytes of a good split that a server may keep
+MOST_BYTES = 64 * 10**6  # that a `Recorder` moves; each value and message counts some besides
+_VALUE, _MESSAGE = 500, 4000
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,7 @@ class Divided(Faulty):
     """Makes `fn(parameters, servers, make)`, then pulls, pushes, and starts workers with it."""
 
     alone: ClassVar[bool] = True
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.server.shards",)
     also_shows: ClassVar = {"shards": ("pull", "push", "together", "bytes", "once")}
     topic = "shards"
 
@@ -70,32 +80,43 @@ class Divided(Faulty):
         """The most bytes on a server if the largest parameters are placed first."""
         return max(_loads([self.bytes([name]) for name, _, _ in self.sizes], self.servers))
 
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        import torch
-
-        return {
-            "parameters": self.drawn(0),
-            "servers": self.servers,
-            "gradients": [self.drawn(1), self.drawn(2)],
-            "data": torch.arange(SAMPLES, dtype=torch.float32),
-        }
+    def given(self, rank: int, world_size: int) -> tuple[Any, ...]:
+        return self.drawn(0), self.servers
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        ray = Recorder()
-        client = fn(dict(given["parameters"]), given["servers"], ray.make)
-        pulled = []
-        for step, gradients in enumerate(given["gradients"]):
+    def on_rank(fn: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        host_client(fn, given)
+
+    def dialogue(self, rank: int, world_size: int) -> Dialogue:
+        """Tells the rank how to use the client, one use at a time, and is Ray for its handles."""
+        ray, reports = Recorder(), []
+        message = yield
+        for during, step, moved, arguments in self._uses():
+            reports.append((yield from _until_next(ray, message)))
+            ray.begin(during, step, moved)
+            message = yield [during, *arguments]
+        reports.append((yield from _until_next(ray, message)))
+        _, *pulled_or_none, started = reports
+        return {"events": ray.events, "pulled": pulled_or_none[::2], "started": started}
+
+    def _uses(self) -> Iterator[tuple[str, int, int, list[Any]]]:
+        """The uses of the client: what, in which step, how far parameters have moved, and with."""
+        for step in range(2):
             worker = 2 - step
-            ray.begin("pull", step)
-            pulled.append(_plain(client.pull(worker, step, ray.get)))
-            ray.begin("push", step)
-            client.push(worker, step, dict(gradients), ray.get)
-        ray.begin("start", 0)
-        workers = [ray.worker(number) for number in range(WORKERS)]
-        started = client.start(workers, given["data"], ray.put) or ()
-        references = [each.number if isinstance(each, Reference) else -1 for each in started]
-        return {"events": ray.events, "pulled": pulled, "started": references}
+            yield "pull", step, self.moved(step), [worker, step]
+            yield "push", step, self.moved(step), [worker, step, self.drawn(1 + step)]
+        yield "start", 0, 0, [WORKERS, self.data]
+
+    def moved(self, step: int) -> int:
+        """What training has added to all parameters; only a pull can tell it to the client."""
+        return random.Random(drawn_seed(self.seed, f"moved {step}")).randint(1, 99)
+
+    @property
+    def data(self) -> Tensor:
+        """The data set that all workers share."""
+        import torch
+
+        return torch.arange(SAMPLES, dtype=torch.float32)
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         events: list[dict[str, Any]] = results[0]["events"]
@@ -148,7 +169,7 @@ class Divided(Faulty):
             yield "pull", f"pull returns {sorted(pulled)}. All parameters in one dict are due."
         elif any(tensor is None for tensor in pulled.values()):
             yield "pull", "pull returns something other than tensors. Get what the calls return."
-        elif not all(pulled[name].equal(wanted[name] + step) for name in wanted):
+        elif not all(pulled[name].equal(wanted[name] + self.moved(step)) for name in wanted):
             yield "pull", "pull returns other values than the servers sent."
 
     def _wrong_push(
@@ -195,7 +216,7 @@ class Divided(Faulty):
             yield "once", "start must return the references of its calls, in the workers' order."
         elif any(call["count"] != call["worker"] for call in calls):
             yield "once", "start gives a worker a wrong number. They count from 0."
-        elif not all(call["complete"] for call in calls):
+        elif not all(self._is_data(call["data"]) for call in calls):
             yield (
                 "once",
                 "a worker does not get the data set. Ray replaces a reference by its value only "
@@ -209,6 +230,11 @@ class Divided(Faulty):
                 f"the data set has {amount(4 * SAMPLES)}. The calls carry {amount(by_value)}, and "
                 f"{amount(stored)} are put into the store. Put it once, and pass the reference.",
             )
+
+    def _is_data(self, value: Any) -> bool:
+        data = self.data
+        is_like = getattr(value, "shape", None) == data.shape and value.dtype == data.dtype
+        return is_like and bool(value.equal(data))
 
 
 def _wrong_calls(
@@ -231,9 +257,11 @@ def _wrong_calls(
 
 
 def _in_turn(name: str, during: Sequence[dict[str, Any]]) -> Iterator[Fault]:
-    """Yields a fault if a call begins after another one was waited for."""
+    """Yields a fault if a call begins after another one was waited for, or if there is none."""
     kinds = [event["what"] for event in during]
-    if "get" in kinds and "call" in kinds[kinds.index("get") :]:
+    if "call" not in kinds:
+        yield "together", f"{name} calls no server. Start a call of each."
+    elif "get" in kinds and "call" in kinds[kinds.index("get") :]:
         yield (
             "together",
             f"{name} waits for one server before it calls the next, so the servers work in turn. "
@@ -249,123 +277,141 @@ def _loads(sizes: Sequence[int], servers: int) -> list[int]:
     return loads
 
 
-# On the rank -------------------------------------------------------------------------------------
+# What stands for Ray -----------------------------------------------------------------------------
 
 
-class Reference:
-    """What a call returns at once; `get` gives the value."""
+class Recorder(Actors):
+    """Makes handles, and records what happens: calls, gets and puts, in order.
 
-    def __init__(self, number: int, value: Any) -> None:
-        self.number, self._value = number, value
-
-
-class Recorder:
-    """Makes handles, and records what happens: calls, gets and puts, in order."""
+    It holds all values; those who use its handles have only references. In a check it is in the
+    judge's process, and `Actors` on the rank sends each use as a message to `answer`.
+    """
 
     def __init__(self) -> None:
+        super().__init__(self.answer)
         self.events: list[dict[str, Any]] = []
-        self._during, self._step, self._numbers = "make", -1, 0
-        self._shards: list[Named] = []
+        self._during, self._step = "make", -1
+        self._moved: int | None = None
+        self._shards: list[dict[Any, Any]] = []
+        self._names = set[Any]()  # of all parameters
+        self._values: dict[int, Any] = {}  # by the number of a reference
+        self._left = MOST_BYTES
 
-    def begin(self, during: str, step: int) -> None:
-        """Says what is recorded from now on."""
-        self._during, self._step = during, step
+    def begin(self, during: str, step: int, moved: int | None = None) -> None:
+        """Says what is recorded from now on, and by how much pulled parameters have moved."""
+        self._during, self._step, self._moved = during, step, moved
 
-    def note(self, what: str, **more: Any) -> None:
+    def answer(self, message: Any) -> list[Any]:
+        """Carries out a message of `Actors`: returns an error's type and text, or "" and a value.
+
+        Raises `Refused` if it is too much to store, `ValueError` if it is no such message.
+        """
+        if not isinstance(message, list) or not is_modest(message):
+            raise Refused("this is too large, or too deep, for an argument in this exercise.")
+        what, *content = message
+        if what not in ("make", "call", "get", "put"):
+            raise ValueError("no such message")
+        self._spend(content)
+        try:
+            return ["", getattr(self, f"_do_{what}")(*content)]
+        except Refused:
+            raise
+        except Exception as error:  # noqa: BLE001  it belongs to the line that sent the message
+            return [type(error).__name__, str(error)[:500]]
+
+    def _spend(self, value: Any) -> None:
+        """Counts a value that is stored or sent, so that no answer can fill the memory."""
+        self._left -= _bytes(value, each=_VALUE) + _MESSAGE
+        if self._left < 0:
+            raise Refused(f"your class has moved more than {amount(MOST_BYTES)} in one use of it.")
+
+    def _note(self, what: str, **more: Any) -> None:
         self.events.append({"what": what, "during": self._during, "step": self._step, **more})
 
-    def make(self, shard: Mapping[str, Tensor]) -> Any:
-        """Starts a server with these parameters."""
-        number = len(self._shards)
+    def _do_make(self, shard: Any) -> int:
         self._shards.append(dict(shard))
-        self.note("make", names=sorted(map(str, shard)))
-        return Handle(self, number)
+        self._names |= self._shards[-1].keys()
+        self._note("make", names=sorted(map(str, shard)))
+        return len(self._shards) - 1
 
-    def worker(self, number: int) -> Any:
-        return Handle(self, number)
+    def _do_get(self, numbers: list[int]) -> list[Any]:
+        values = [self._values[number] for number in numbers]
+        self._spend(values)
+        self._note("get", of=list(numbers))
+        return values
 
-    def get(self, references: Any) -> Any:
-        many = isinstance(references, (list, tuple))
-        chosen = list(references) if many else [references]
-        if not all(isinstance(each, Reference) for each in chosen):
-            raise TypeError(f"get takes a reference or a list of them, not {references!r}"[:200])
-        self.note("get", of=[each.number for each in chosen])
-        return [each._value for each in chosen] if many else chosen[0]._value
-
-    def put(self, value: Any) -> Reference:
-        self.note("put", bytes=_bytes(value))
+    def _do_put(self, value: Any) -> int:
+        self._note("put", bytes=_bytes(value))
         return self._reference(value)
 
-    def _reference(self, value: Any) -> Reference:
-        self._numbers += 1
-        return Reference(self._numbers, value)
-
-    def called(self, of: int, method: str, arguments: Sequence[Any], named: Any) -> Reference:
+    def _do_call(self, of: int, method: str, arguments: list[Any], named: dict[str, Any]) -> int:
         """Records a call, with the bytes that it carries by value, and carries it out."""
-        sent = _bytes([*arguments, *named.values()])
-        arguments, named = [_value(each) for each in arguments], {
-            name: _value(each) for name, each in named.items()
-        }  # fmt: skip
-        value, notes = getattr(self, f"_{method}")(of, *arguments, **named)
-        reference = self._reference(value)
-        self.note("call", of=of, method=method, number=reference.number, bytes=sent, **notes)
-        return reference
+        if method not in ("pull", "push", "train"):
+            raise AttributeError(f"the actor has no method {method!r}")
+        if type(of) is not int:
+            raise TypeError("no such actor")
+        carried = [each for each in (*arguments, *named.values()) if not _is_number(each)]
+        sent = _bytes(carried, self._names)
+        values = [self._value(each) for each in arguments]
+        by_name = {name: self._value(each) for name, each in named.items()}
+        value, notes = getattr(self, f"_{method}")(of, *values, **by_name)
+        number = self._reference(value)
+        self._note("call", of=of, method=method, number=number, bytes=sent, **notes)
+        return number
+
+    def _reference(self, value: Any) -> int:
+        self._spend(value)
+        number = len(self._values) + 1
+        self._values[number] = value
+        return number
+
+    def _value(self, argument: Any) -> Any:
+        """The value of a reference that is an argument itself."""
+        if not isinstance(argument, Opaque) or not argument.type_name.startswith("reference "):
+            return argument
+        return self._values[int(argument.type_name.removeprefix("reference "))]
 
     def _pull(self, of: int, worker: int, step: int) -> tuple[Any, dict[str, Any]]:
-        shard = {name: tensor + step for name, tensor in self._shards[of].items()}
+        moved = step if self._moved is None else self._moved
+        shard = {name: tensor + moved for name, tensor in self._shards[of].items()}
         return shard, {"worker": int(worker), "step_of": int(step)}
 
     def _push(self, of: int, worker: int, step: int, gradients: Any) -> tuple[Any, dict[str, Any]]:
-        copies = {str(name): tensor.detach().clone() for name, tensor in gradients.items()}
-        return None, {"worker": int(worker), "step_of": int(step), "gradients": copies}
+        arrived = {str(name): tensor.detach() for name, tensor in gradients.items()}
+        return None, {"worker": int(worker), "step_of": int(step), "gradients": arrived}
 
     def _train(self, of: int, number: int, data: Any) -> tuple[Any, dict[str, Any]]:
-        complete = getattr(data, "shape", ()) == (SAMPLES,)
-        return None, {"worker": of, "count": int(number), "complete": complete}
+        return None, {"worker": of, "count": int(number), "data": data}
 
 
-class Handle:
-    """The handle of an actor: `handle.pull.remote(...)` starts a call."""
+def _bytes(value: Any, names: Collection[Any] = (), each: int = 0) -> int:
+    """The bytes that a value carries: those of all tensors, arrays, text and numbers in it.
 
-    def __init__(self, recorder: Recorder, number: int) -> None:
-        self._recorder, self._number = recorder, number
-
-    def __getattr__(self, method: str) -> Any:
-        if method not in ("pull", "push", "train"):
-            raise AttributeError(f"the actor has no method {method!r}")
-        return _Method(self._recorder, self._number, method)
-
-
-class _Method:
-    def __init__(self, recorder: Recorder, number: int, name: str) -> None:
-        self._recorder, self._number, self._name = recorder, number, name
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"an actor's method is called with .{self._name}.remote(...)")
-
-    def remote(self, *arguments: Any, **named: Any) -> Reference:
-        return self._recorder.called(self._number, self._name, arguments, named)
-
-
-def _value(argument: Any) -> Any:
-    return argument._value if isinstance(argument, Reference) else argument
-
-
-def _plain(tensors: Any) -> dict[str, Any]:
-    """A dict of tensors as plain data; anything else in it becomes None."""
-    return {
-        str(name): tensor.detach().clone() if hasattr(tensor, "detach") else None
-        for name, tensor in dict(tensors).items()
-    }
-
-
-def _bytes(value: Any) -> int:
-    """The bytes of all tensors in a value; a reference has none."""
+    A reference carries none, and neither do keys among `names`, those of the parameters. Each
+    value in it counts `each` more.
+    """
     if isinstance(value, Mapping):
-        return sum(map(_bytes, value.values()))
-    if isinstance(value, (list, tuple)):
-        return sum(map(_bytes, value))
-    return int(getattr(value, "nbytes", 0))
+        keys = sum(_bytes(key, (), each) for key in value if key not in names)
+        return keys + sum(_bytes(inner, names, each) for inner in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return sum(_bytes(inner, names, each) for inner in value)
+    if isinstance(value, (bytes, str)):
+        return each + len(value)
+    return each + (8 if _is_number(value) else int(getattr(value, "nbytes", 0)))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _until_next(ray: Recorder, message: Any) -> Generator[Any, Any, Any]:
+    """Answers what handles send, until the rank is ready for the next use; returns its report."""
+    while message[0] != "next":
+        message = yield ray.answer(message)
+    report = message[1]
+    if not is_modest(report):
+        raise ValueError("not a report")
+    return report
 
 
 # The parameters ----------------------------------------------------------------------------------
