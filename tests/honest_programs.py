@@ -26,21 +26,27 @@ Function = Callable[[], object]
 
 @dataclass(frozen=True)
 class Program:
-    """A function, on how many ranks it runs, and whether it takes a second or more."""
+    """A function, on how many ranks it runs, and whether it takes a second or more.
+
+    A `shared` one leaves the ranks as they were, so that it may run with others in one launch.
+    """
 
     function: Function
     world_size: int
     heavy: bool
+    shared: bool = False
 
 
 PROGRAMS: dict[str, Program] = {}
 
 
-def program(world_size: int, *, heavy: bool = False) -> Callable[[Function], Function]:
+def program(
+    world_size: int, *, heavy: bool = False, shared: bool = False
+) -> Callable[[Function], Function]:
     """Put a function into `PROGRAMS`."""
 
     def add(function: Function) -> Function:
-        PROGRAMS[function.__name__] = Program(function, world_size, heavy)
+        PROGRAMS[function.__name__] = Program(function, world_size, heavy, shared)
         return function
 
     return add

@@ -12,8 +12,10 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch.distributed as dist
 
 import dtlab
+from tests import honest_styles
 from tests.honest_programs import PROGRAMS, Program
 
 UNDER_LOAD = (
@@ -26,12 +28,12 @@ UNDER_LOAD = (
 )
 
 
-def alarm(program: Program) -> str | None:
+def alarm(program: Program, timeout: float = 30) -> str | None:
     """Run a program; what dtlab said about it although it is correct, None if nothing."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         try:
-            dtlab.launch(program.function, world_size=program.world_size)
+            dtlab.launch(program.function, world_size=program.world_size, timeout=timeout)
         except dtlab.DtlabError as error:
             return f"{type(error).__name__}: {error}"
     text = said.getvalue()  # torch's own deprecations may be in it
@@ -71,6 +73,9 @@ def run_many(times: int = 200, *, load: bool = False, seed: int = 0) -> dict[str
 
 def test_there_are_enough_programs() -> None:
     assert len(PROGRAMS) >= 30
+    assert (
+        sum(each.function.__module__ == honest_styles.__name__ for each in PROGRAMS.values()) > 18
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,10 +83,25 @@ def test_there_are_enough_programs() -> None:
     [
         pytest.param(name, marks=[pytest.mark.slow] if program.heavy else [])
         for name, program in PROGRAMS.items()
+        if not program.shared
     ],
 )
 def test_a_correct_program_raises_no_alarm(name: str) -> None:
     assert alarm(PROGRAMS[name]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_nor_do_many_one_after_the_other(world_size: int) -> None:
+    shared = [each for each in PROGRAMS.values() if each.shared and each.world_size == world_size]
+    assert len(shared) > 9
+
+    def all_in_turn() -> None:
+        for each in shared:
+            each.function()
+            dist.barrier()
+
+    assert alarm(Program(all_in_turn, world_size, heavy=True), timeout=120) is None
 
 
 @pytest.mark.proof
