@@ -34,6 +34,7 @@ from dtlab.trace.columns import (
     columns_from_events,
 )
 from dtlab.trace.kineto import Part
+from dtlab.trace.lines import LineDifference, differing_lines
 from dtlab.trace.profiler import merge, part_of, parts_of
 from dtlab.trace.ray_tasks import task_events
 from dtlab.trace.reading.entries import is_rank
@@ -381,6 +382,14 @@ class Trace:
         each rank `busy`, `exposed_comm` and `idle` add up to `duration`.
         """
         return self._use(rank).idle
+
+    def differing_lines(self) -> list[LineDifference]:
+        """Return matched collectives that ranks called in different lines, as a hint.
+
+        Many correct programs have some. After a wrong result they may show that ranks took the
+        same steps in another order, which no backend notices if the sizes agree; those come first.
+        """
+        return differing_lines(self._columns, self._meetings)
 
     def during(self, name: str) -> Trace:
         """Return a trace of the events that begin inside a rank's spans called `name`.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from dtlab.trace.records import Records
 
 __all__ = ["SpanSink", "set_span_sink", "span", "span_sink"]
 
@@ -17,6 +20,9 @@ class SpanSink(Protocol):
 
     def add_span(self, name: str, extra: dict[str, Any], start: int, end: int) -> None:
         """Record a finished span; `start` and `end` are from `time.perf_counter_ns`."""
+
+    def records(self, rank: int) -> Records:
+        """Return what has been recorded so far in this process, which is rank `rank`."""
 
 
 _sink: SpanSink | None = None  # the registered recorder, the only module-level state

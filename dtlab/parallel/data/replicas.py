@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlab.errors import DtlabError
+from dtlab.trace import Records, Trace
+from dtlab.trace.lines import hint_of_lines
+from dtlab.trace.spans import span_sink
 
 __all__ = ["assert_replicas_equal", "broadcast", "packs"]
 
@@ -56,7 +60,8 @@ def assert_replicas_equal(
     the same shard, along the Replicate dimensions of its mesh, must have equal values.
 
     Call this on all ranks of the group. Raises: DtlabError on all of them if any tensor differs;
-    the error names the tensors, the ranks, and the largest difference.
+    the error names the tensors, the ranks, and the largest difference. In a traced launch it also
+    lists collectives that ranks called in different lines.
     """
     tensors: dict[str, Tensor] = dict(module.named_parameters())
     own = set() if buffers else _batch_statistics(module)
@@ -75,8 +80,24 @@ def assert_replicas_equal(
     raise DtlabError(
         f"the replicas differ in {len(lines)} of {len(names)} tensors:\n  {shown}{more}\n"
         "They stay equal only if all ranks begin with the same parameters, step with the same "
-        "gradients, and call the wrapper that averages the gradients."
+        "gradients, and call the wrapper that averages the gradients." + _hint(group)
     )
+
+
+def _hint(group: dist.ProcessGroup | None) -> str:
+    """What the ranks' recorders know of collectives from different lines; collective itself."""
+    sink = span_sink()
+    own = None
+    if sink is not None:
+        own = sink.records(dist.get_rank())
+        own = replace(own, blocked=own.blocked[:0], spans=own.spans[:0], span_extras=())
+    everyone: list[Records | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, own, group=group)
+    known = [each for each in everyone if each is not None]
+    if len(known) < len(everyone):
+        return ""
+    hint = hint_of_lines(Trace.from_records(known).differing_lines())
+    return f"\n{hint}" if hint else ""
 
 
 def _batch_statistics(module: nn.Module) -> set[str]:

@@ -226,7 +226,7 @@ def _has_lost_its_peer(failure: Failure) -> bool:
 def of_exception(remote: RemoteFailure) -> Failure:
     """The `Failure` for a rank's exception, with the line of the learner's code."""
     frames = remote.chain[0][0] if remote.chain else []
-    message = remote.message
+    message = locate.with_cells(remote.message)
     if remote.kind == "exit":
         message = f"left by {message.replace('SystemExit: ', 'sys.exit(').rstrip()})"
         message = message.replace("SystemExit)", "sys.exit()")

@@ -111,6 +111,13 @@ def line_of(operation: str, file: str, line: int) -> int:
     return line
 
 
+def with_cells(text: str) -> str:
+    """A text of a rank in which cells are called by their numbers: "cell 7, line 4"."""
+    for file, cell in _cell_numbers().items():
+        text = text.replace(f"{file}, line ", f"cell {cell}, line ")
+    return text
+
+
 def _cell_numbers() -> dict[str, int]:
     """The number of the notebook cell for each of IPython's files; empty outside IPython."""
     ipython = sys.modules.get("IPython")
