@@ -550,6 +550,21 @@ def test_a_group_that_was_destroyed_is_made_anew() -> None:
     assert dtlab.launch(_destroys_and_begins_again, 3).values == [2, 2]
 
 
+def _begins_again_in_reverse() -> None:
+    rank = dist.get_rank()
+    dist.barrier()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", rank=1 - rank, world_size=2)
+
+
+def test_ranks_keep_their_numbers_in_a_group_that_is_made_anew() -> None:
+    with pytest.raises(dtlab.RankError) as caught:
+        dtlab.launch(_begins_again_in_reverse, world_size=2)
+    message = caught.value.failures[0].message
+    assert "torchrun allows other values after destroy_process_group" in " ".join(message.split())
+    assert "has already initialised" not in message  # since it has been destroyed
+
+
 @pytest.mark.parametrize(
     ("asked", "there"),
     [

@@ -84,12 +84,19 @@ class InitCalls:
             "world_size": spec.world_size,
             "rank": "dist.get_rank()",
         }
+        call = f"init_process_group({', '.join(f'{name}={passed[name]!r}' for name in passed)})"
+        values = ", ".join(f"{name}={actual[name]}" for name in passed)
+        if not dist.is_initialized():
+            raise ValueError(
+                f"{call}: torchrun allows other values after destroy_process_group, but the ranks "
+                "of dtlab.launch keep their numbers and their backend, because traces and errors "
+                f"name ranks by these numbers. Write {values} as the group had before, or start "
+                "these ranks by another dtlab.launch."
+            )
         raise ValueError(
-            f"init_process_group({', '.join(f'{name}={passed[name]!r}' for name in passed)}): "
-            "dtlab.launch has already initialised this rank's process group, with "
-            f"{', '.join(f'{name}={actual[name]}' for name in passed)}. Leave the call out, or "
-            "write these values. To change them, pass backend and world_size to dtlab.launch. "
-            "nccl needs a GPU per rank."
+            f"{call}: dtlab.launch has already initialised this rank's process group, with "
+            f"{values}. Leave the call out, or write these values. To change them, pass backend "
+            "and world_size to dtlab.launch. nccl needs a GPU per rank."
         )
 
 
