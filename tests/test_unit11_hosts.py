@@ -216,6 +216,12 @@ def test_parameters_move_by_a_number_that_every_dtype_holds(seed: int) -> None:
             assert (tensor + moved[0]).double().equal(tensor.double() + moved[0])
 
 
+@pytest.mark.parametrize("part", [server.PART, sharded.PART], ids=["server", "sharded"])
+def test_no_rank_can_find_the_seed_of_its_case_by_trying_all(part: Any) -> None:
+    seeds = {case.seed for trial in part.check.trials(0) for case in trial.cases}
+    assert max(seeds) > 2**40
+
+
 @pytest.mark.slow
 def test_calls_that_are_not_made_do_not_count_as_made_together() -> None:
     class DoesNothing(right("11/sharded")):  # type: ignore[misc]

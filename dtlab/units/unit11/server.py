@@ -310,7 +310,7 @@ def _trials(seed: int) -> list[Trial]:
 
     def case(topic: str, workers: int, staleness: int | None, *calls: Call) -> Served:
         shapes = (draw.randint(2, 4), draw.randint(2, 5)), (draw.randint(3, 7),)
-        return Served(draw.randrange(10**6), topic, workers, staleness, calls, shapes)
+        return Served(draw.randrange(2**48), topic, workers, staleness, calls, shapes)
 
     def order(workers: int) -> list[int]:
         return draw.sample(range(workers), workers)
