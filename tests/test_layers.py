@@ -34,6 +34,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
+def test_the_simple_versions_and_the_engines_do_not_import_each_other() -> None:
+    graph = grimp.build_graph("dtlab", cache_dir=None)
+    assert not graph.find_modules_directly_imported_by("dtlab.simple")
+    assert not graph.find_modules_that_directly_import("dtlab.simple")
+
+
 def test_the_readme_shows_the_packages() -> None:
     tree = (ROOT / "README.md").read_text().split("dtlab/  ")[1].split("tests/  ")[0]
     shown, folder = set(), ""

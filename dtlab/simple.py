@@ -1,0 +1,874 @@
+"""Every mechanism of the course in its shortest honest form: read this file first, top to bottom.
+
+All functions run on N ranks: processes without common memory, which run the same code and differ
+in their number, `dist.get_rank()`. A value reaches another rank only in a message, so each
+docstring says what moves, how many bytes, and why. The file needs torch alone. It begins with a
+sum over ranks and ends with a job that continues after a rank has died. The other modules of the
+library compute the same at full speed, for any group, size and dtype; their first lines say what
+they add. Start ranks with `launch`, the last but one function:
+
+    def total():
+        x = torch.full((5,), float(dist.get_rank()))
+        ring_all_reduce(x)
+        return x
+
+    launch(total, 4)      # one result for each rank: all are [6, 6, 6, 6, 6]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import math
+import multiprocessing
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# ----------------------------------------------------------------------- 1. The sum over all ranks
+#
+# Every rank has a tensor, and every rank needs the sum of all: this operation is called
+# all-reduce, and training needs it more than any other. The obvious way sends everything to one
+# rank.
+
+
+def root_all_reduce(tensor: Tensor) -> None:
+    """Sum a tensor over all ranks, in place: rank 0 receives all tensors and sends back their sum.
+
+    Rank 0 receives and sends N-1 times the tensor, every other rank once, so the time grows with
+    N.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    if rank > 0:
+        dist.send(tensor, dst=0)
+        dist.recv(tensor, src=0)
+        return
+    received = torch.empty_like(tensor)
+    for source in range(1, n):
+        dist.recv(received, src=source)
+        tensor += received
+    for target in range(1, n):
+        dist.send(tensor, dst=target)
+
+
+# All links but those of rank 0 are idle most of that time. In a ring every rank sends to its right
+# neighbour in every round, a different N-th of the tensor each, so all links work at once.
+
+
+def ring_all_reduce(tensor: Tensor) -> None:
+    """Sum a contiguous tensor over all ranks, in place: N chunks travel around a ring, twice.
+
+    In round k, rank r sends chunk r-1-k (mod N) to the right and receives chunk r-2-k, which it
+    sends next. For N-1 rounds it adds what it receives, after which chunk r is complete on rank r;
+    for N-1 more it overwrites. It sends 2(N-1)/N times the tensor: less than twice, for any N.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.view(-1).tensor_split(n)
+    for k in range(2 * (n - 1)):
+        outgoing, incoming = chunks[(rank - 1 - k) % n], chunks[(rank - 2 - k) % n]
+        received = torch.empty_like(incoming)
+        sending: Any = dist.isend(outgoing, dst=(rank + 1) % n)  # returns before it is received
+        dist.recv(received, src=(rank - 1) % n)
+        if k < n - 1:
+            incoming += received
+        else:
+            incoming.copy_(received)
+        sending.wait()  # a later round overwrites the chunk that was just sent
+
+
+# ----------------------------------------------------------------------------- 2. Data parallelism
+#
+# From here on torch's own all-reduce is used, which moves the same bytes. In data parallelism each
+# rank has the whole model and its own part of the batch. The mean of the ranks' gradients is the
+# gradient of the whole batch, so equal models that take equal steps remain equal.
+
+
+def average_by_hooks(module: nn.Module) -> None:
+    """Make `loss.backward()` average gradients: a hook all-reduces each as soon as it is complete.
+
+    A rank sends 2(N-1)/N times the gradients, in one all-reduce for each parameter. All ranks
+    begin with rank 0's parameters, and each must use every parameter: otherwise the other ranks
+    wait.
+    """
+
+    def average(parameter: Any) -> None:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+    for parameter in module.parameters():
+        dist.broadcast(parameter.data, src=0)
+        parameter.register_post_accumulate_grad_hook(average)
+
+
+# A small all-reduce costs almost as much time as a large one, because its time is latency, and
+# backward waits for every one. So we collect gradients in buckets, and do not wait until the end.
+
+
+def average_in_buckets(module: nn.Module, elements: int) -> Callable[[], None]:
+    """As `average_by_hooks`, with one all-reduce for each `elements` gradients or a few more.
+
+    The bytes are the same, but the messages are fewer, and they travel while backward computes the
+    next gradients. Call the function that is returned after each backward, before the step.
+    """
+    bucket: list[Any] = []  # parameters whose gradients are complete but not yet sent
+    travelling: list[tuple[Any, Tensor, list[Any]]] = []
+
+    def send() -> None:
+        flat = torch.cat([parameter.grad.flatten() for parameter in bucket])
+        travelling.append((dist.all_reduce(flat, async_op=True), flat, list(bucket)))
+        bucket.clear()
+
+    def collect(parameter: Tensor) -> None:
+        bucket.append(parameter)
+        if sum(each.numel() for each in bucket) >= elements:
+            send()
+
+    def finish() -> None:
+        if bucket:
+            send()
+        for all_reduce, flat, parameters in travelling:
+            all_reduce.wait()
+            sums = flat.split([parameter.numel() for parameter in parameters])
+            for parameter, total in zip(parameters, sums, strict=True):
+                parameter.grad = total.view_as(parameter) / dist.get_world_size()
+        travelling.clear()
+
+    for parameter in module.parameters():
+        dist.broadcast(parameter.data, src=0)
+        parameter.register_post_accumulate_grad_hook(collect)
+    return finish
+
+
+# A batch may be too large for the memory of the ranks. `.grad` adds up, so a rank can run the
+# batch in microbatches, one after the other, and all-reduce once.
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs and targets to one number
+
+
+def accumulate(
+    module: nn.Module, microbatches: Sequence[tuple[Tensor, Tensor]], loss_sum: Loss
+) -> None:
+    """Set `.grad` to the gradient of the mean loss over the samples of all microbatches and ranks.
+
+    Activations are in memory for one microbatch at a time, and the all-reduces are those of a
+    single batch. Sums are divided by the number of all samples, since a mean of means is wrong if
+    the microbatches differ in size.
+    """
+    samples = torch.tensor(sum(len(inputs) for inputs, _ in microbatches))
+    dist.all_reduce(samples)
+    for inputs, targets in microbatches:
+        (loss_sum(module(inputs), targets) / samples).backward()
+    for parameter in module.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+# -------------------------------------------------------------------------- 3. ZeRO: no copy twice
+#
+# Data parallelism keeps everything N times: parameters, gradients, and the optimizer's state,
+# which is twice as large as the parameters for Adam. ZeRO stage 1 gives each parameter one owner,
+# and only the owner has its state.
+
+
+class Zero1:
+    """An optimizer for data parallelism of which each rank keeps about 1/N of the state.
+
+    `step` reduces each gradient to its owner, and the owner broadcasts the new parameter. Together
+    these move as many bytes as an all-reduce of the gradients. Every parameter needs a gradient.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], kind: Any, **options: Any) -> None:
+        self.params: list[Any] = list(params)
+        for parameter in self.params:
+            dist.broadcast(parameter.data, src=0)
+        n = dist.get_world_size()
+        self.owner = {parameter: number % n for number, parameter in enumerate(self.params)}
+        owned = [each for each in self.params if self.owner[each] == dist.get_rank()]
+        self.optimizer = kind(owned, **options) if owned else None  # kind: such as Adam
+
+    def reduce(self, parameter: Any) -> None:
+        """Give the mean gradient to the owner; the other ranks free theirs."""
+        dist.reduce(parameter.grad, dst=self.owner[parameter])
+        mine = self.owner[parameter] == dist.get_rank()
+        parameter.grad = parameter.grad / dist.get_world_size() if mine else None
+
+    def update(self) -> None:
+        """Step the owned parameters and send them to all ranks."""
+        if self.optimizer:
+            self.optimizer.step()
+        for parameter in self.params:
+            dist.broadcast(parameter.data, src=self.owner[parameter])
+            parameter.grad = None
+
+    def step(self) -> None:
+        for parameter in self.params:
+            self.reduce(parameter)
+        self.update()
+
+
+# Stage 1 keeps all gradients until the step. Stage 2 does not: it reduces each one in backward.
+
+
+class Zero2(Zero1):
+    """As `Zero1`, but a hook reduces each gradient as soon as it is complete.
+
+    So a rank keeps 1/N of the gradients too, and the bytes that move are the same.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], kind: Any, **options: Any) -> None:
+        super().__init__(params, kind, **options)
+        for parameter in self.params:
+            parameter.register_post_accumulate_grad_hook(self.reduce)
+
+    def step(self) -> None:
+        self.update()
+
+
+# Now the parameters themselves are left. Stage 3 keeps 1/N of each weight on a rank and gathers
+# the rest for the moment in which a layer computes. Here is one layer.
+
+
+class ShardedLinear(torch.autograd.Function):
+    """y = x @ weight.T, where each rank keeps 1/N of the weight's rows: `apply(x, shard)`.
+
+    Each rank passes its own part of the batch. The ranks gather the weight in forward and again in
+    backward, and reduce-scatter its gradient: three times (N-1)/N of the weight instead of twice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
+        ctx.save_for_backward(x, shard)
+        return x @ gather_rows(shard).T  # the gathered weight is freed after this line
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, Tensor]:
+        x, shard = ctx.saved_tensors
+        grad_x = grad_y @ gather_rows(shard)  # freed after this line again
+        grad_weight, grad_shard = grad_y.T @ x, torch.empty_like(shard)
+        dist.reduce_scatter_single(grad_shard, grad_weight)  # the sum of this rank's rows
+        return grad_x, grad_shard / dist.get_world_size()
+
+
+def gather_rows(shard: Tensor) -> Tensor:
+    """Return the shards of all ranks as one weight [out, in]: (N-1)/N of it arrives here."""
+    weight = shard.new_empty(len(shard) * dist.get_world_size(), shard.shape[1])
+    dist.all_gather_single(weight, shard)
+    return weight
+
+
+# --------------------------------------------------------------------------- 4. Tensor parallelism
+#
+# ZeRO still computes each layer whole on every rank. Tensor parallelism divides the computation:
+# all ranks have the same input, and each computes with its part of the weight. Autograd must then
+# know what a collective means in backward. Two functions suffice; Megatron-LM calls them f and g.
+
+
+class CopyToRanks(torch.autograd.Function):
+    """f: each rank uses x in its own way, so x's gradient is the sum of theirs: an all-reduce."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+class SumOverRanks(torch.autograd.Function):
+    """g: y is the sum of the ranks' parts, an all-reduce, so each part gets y's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor) -> Tensor:
+        total = part.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return this rank's outputs [..., out / N] for the whole input; `weight` is [out / N, in].
+
+    Forward moves nothing; backward all-reduces a gradient of the size of x.
+    """
+    return F.linear(CopyToRanks.apply(x), weight, bias)
+
+
+def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return all outputs for this rank's inputs [..., in / N], as `column_linear` leaves them.
+
+    `weight` is [out, in / N]. Forward all-reduces a tensor of the size of y; backward moves
+    nothing.
+    """
+    y: Tensor = SumOverRanks.apply(F.linear(x, weight))
+    return y if bias is None else y + bias  # before the sum, the bias would count N times
+
+
+# The largest weights of a small language model are the tables of its vocabulary. They are divided
+# by rows: an embedding sums rows of which one rank has the right one, and the loss never gathers
+# logits.
+
+
+def vocab_embedding(tokens: Tensor, table: Tensor) -> Tensor:
+    """Return the embeddings of tokens from a table of which this rank has V/N rows.
+
+    Every rank fills in zeros for the tokens of other ranks, and an all-reduce adds: it moves the
+    output once there and once back, but never the table.
+    """
+    row = tokens - dist.get_rank() * len(table)
+    here = (row >= 0) & (row < len(table))
+    found = F.embedding(row.where(here, 0), table) * here.unsqueeze(-1)
+    return SumOverRanks.apply(found)
+
+
+def vocab_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean of log(sum(exp(z))) - z[target] over tokens; this rank has logits [t, V/N].
+
+    Three numbers per token are all-reduced: the largest logit, so that exp does not overflow, the
+    sum of exp, and the target's logit, which one rank has and the others count as zero.
+    """
+    largest = logits.detach().amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    z = logits - largest.unsqueeze(-1)
+    column = targets - dist.get_rank() * z.shape[-1]
+    here = (column >= 0) & (column < z.shape[-1])
+    at_target = z.gather(-1, column.where(here, 0).unsqueeze(-1)).squeeze(-1) * here
+    sums = SumOverRanks.apply(torch.stack([z.exp().sum(-1), at_target]))
+    return (sums[0].log() - sums[1]).mean()
+
+
+# ------------------------------------------------------------------------------------ 5. Pipelines
+#
+# Tensor parallelism communicates in every layer, and so needs fast links. A pipeline divides the
+# layers instead: rank r runs stage r, and only what lies between two stages is sent. Ranks would
+# wait for each other most of the time, so the batch is cut into microbatches that follow each
+# other. In which order a rank runs them is its schedule: a list of (stage, "F" or "B",
+# microbatch).
+
+Action = tuple[int, str, int]
+Schedule = Sequence[Sequence[Action]]  # for each rank, its actions in order
+
+
+def one_f_one_b(stages: int, microbatches: int) -> list[list[Action]]:
+    """Return the schedule 1F1B: some forwards, then backward and forward in turn, then backwards.
+
+    Stage s runs at most `stages` - s forwards ahead of its backwards, so it keeps the activations
+    of that many microbatches and not of all.
+    """
+    schedule = []
+    for stage in range(stages):
+        ahead = min(stages - stage, microbatches)
+        actions = [(stage, "F", m) for m in range(ahead)]
+        for m in range(microbatches):
+            actions.append((stage, "B", m))
+            if m + ahead < microbatches:
+                actions.append((stage, "F", m + ahead))
+        schedule.append(actions)
+    return schedule
+
+
+def run_schedule(
+    schedule: Schedule,
+    module: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    loss: Loss,
+) -> None:
+    """Run this rank's actions: receive, compute, send; any schedule of F and B runs in this loop.
+
+    Outputs go to the next stage and gradients of inputs to the previous one, one microbatch of
+    activations each. All stages take and return tensors of the shape of `inputs`, a list of
+    microbatches. Tag 2m marks the output of microbatch m, tag 2m + 1 its gradient.
+    """
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    pending: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of microbatches, from F to B
+    sending: list[Any] = []
+    for _, kind, m in schedule[rank]:
+        if kind == "F":
+            x = inputs[m].clone(memory_format=torch.contiguous_format)  # ranks > 0 overwrite it
+            if rank > 0:
+                dist.recv(x, src=rank - 1, tag=2 * m)
+            y = module(x.requires_grad_())
+            if rank < last:
+                sending.append(dist.isend(y.detach().contiguous(), dst=rank + 1, tag=2 * m))
+            pending[m] = x, y
+        else:
+            x, y = pending.pop(m)
+            if rank < last:
+                gradient = torch.empty_like(y, memory_format=torch.contiguous_format)
+                dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
+                y.backward(gradient)
+            else:
+                (loss(y, targets[m]) / len(targets)).backward()
+            if rank > 0:
+                grad_x: Any = x.grad
+                sending.append(dist.isend(grad_x.contiguous(), dst=rank - 1, tag=2 * m + 1))
+    for message in sending:
+        message.wait()
+
+
+# How long would a schedule take on more ranks than we have? Nothing needs to run to find out. A
+# backward may also be split: "I" computes the input's gradient, which the previous stage needs,
+# and "W" the weights' gradient, which may wait until the rank has nothing better to do.
+
+
+def simulate(
+    schedule: Schedule, seconds: Mapping[str, float], message: float
+) -> list[list[tuple[float, float]]]:
+    """Return when each action of each rank starts and ends; `seconds` has the time of each kind.
+
+    An action starts when its rank has ended the action before and what it needs has arrived, which
+    takes `message` seconds from another rank. Raises: ValueError if no rank can proceed.
+    """
+    rank_of = {action: rank for rank, row in enumerate(schedule) for action in row}
+    last = max((stage for stage, _, _ in rank_of), default=0)
+    end: dict[Action, float] = {}
+    times: list[list[tuple[float, float]]] = [[] for _ in schedule]
+
+    def needed(stage: int, kind: str, m: int) -> list[Action]:
+        if kind == "F":
+            return [(stage - 1, "F", m)] if stage > 0 else []
+        if kind == "W":
+            return [(stage, "I", m)]
+        if stage == last:
+            return [(stage, "F", m)]
+        return [(stage + 1, b, m) for b in "BI" if (stage + 1, b, m) in rank_of]
+
+    while len(end) < len(rank_of):
+        before = len(end)
+        for rank, row in enumerate(schedule):
+            for action in row[len(times[rank]) :]:
+                needs = needed(*action)
+                if any(need not in end for need in needs):
+                    break
+                arrivals = [end[need] + message * (rank_of[need] != rank) for need in needs]
+                start = max([times[rank][-1][1] if times[rank] else 0.0, *arrivals])
+                end[action] = start + seconds[action[1]]
+                times[rank].append((start, end[action]))
+        if len(end) == before:
+            raise ValueError("no rank can proceed: actions need others that do not run.")
+    return times
+
+
+# --------------------------------------------- 6. Long sequences and large fields: divide the data
+#
+# A single sequence may be too long for one rank. Every layer but attention treats tokens one by
+# one, so each rank can keep a run of tokens. Attention needs them all, but one head at a time.
+
+
+def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention over all ranks' tokens, forward only; q, k, v [b, heads, tokens / N, d].
+
+    An all-to-all exchanges a split of the tokens for a split of the heads, and a second one goes
+    back. A rank sends (N-1)/N of its q, k, v and output, so the bytes per rank fall as N grows.
+    """
+
+    def exchange(parts: Sequence[Tensor]) -> list[Tensor]:
+        """Send part r to rank r, and return what each rank sent here."""
+        sent = torch.stack(list(parts))
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        return list(received)
+
+    n = dist.get_world_size()
+    q, k, v = (torch.cat(exchange(x.chunk(n, dim=1)), dim=2) for x in (q, k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [b, heads / N, tokens, d]
+    return torch.cat(exchange(mixed.chunk(n, dim=2)), dim=1)
+
+
+# That needs at least N heads. Ring attention does not: each rank keeps its queries, and the keys
+# and values travel. Softmax needs the sum over all keys, so we carry it along and correct as it
+# grows.
+
+
+def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention without a mask over all ranks' tokens, forward only; [..., tokens / N, d].
+
+    In each of N-1 rounds a rank sends a block of keys and values, 2 / N of the sequence's, to the
+    right. `lse` is log(sum(exp(scores))) over the blocks so far; the output is scaled to the new
+    one.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    output, lse = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
+    for round_ in range(n):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        new_lse = torch.logaddexp(lse, scores.logsumexp(-1, keepdim=True))
+        output = output * (lse - new_lse).exp() + (scores - new_lse).exp() @ v
+        lse = new_lse
+        if round_ < n - 1:
+            block = torch.stack([k, v])
+            arriving = torch.empty_like(block)
+            sending: Any = dist.isend(block, dst=(rank + 1) % n)
+            dist.recv(arriving, src=(rank - 1) % n)
+            sending.wait()
+            k, v = arriving
+    return output
+
+
+# A simulated field, such as the weather, is divided in the same way, and its cells need even less:
+# a cell's next value depends on its neighbours only, so a rank needs one row from either side.
+
+
+def halo_exchange(tile: Tensor) -> Tensor:
+    """Return this rank's rows with one more row above and below, from the neighbours (or zeros).
+
+    A rank sends two rows, however many it has: large tiles are cheap.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    padded = torch.cat([torch.zeros_like(tile[:1]), tile, torch.zeros_like(tile[:1])])
+    messages: list[Any] = []
+    above, below = (rank - 1, tile[:1], padded[:1]), (rank + 1, tile[-1:], padded[-1:])
+    for neighbour, edge, halo in (above, below):
+        if 0 <= neighbour < n:
+            messages.append(dist.isend(edge.contiguous(), dst=neighbour))
+            messages.append(dist.irecv(halo, src=neighbour))
+    for message in messages:
+        message.wait()
+    return padded
+
+
+# -------------------------------------------------------------------- 7. Experts: route the tokens
+#
+# So far it was known in advance what moves where. A mixture of experts decides it for each token:
+# a router chooses one of many MLPs, which are divided over the ranks, and the token travels there.
+
+
+class Exchange(torch.autograd.Function):
+    """An all-to-all of rows: the first `sent[0]` go to rank 0, and so on; gradients go back."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        ctx.sent, ctx.received = sent, received
+        arrived = rows.new_empty(sum(received), rows.shape[1])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return Exchange.apply(gradient, ctx.received, ctx.sent), None, None
+
+
+def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Module]) -> Tensor:
+    """Compute each token [t, h] by the best of N * len(experts) experts, times its probability.
+
+    Most tokens travel to another rank and back, h elements each. The numbers travel first, since
+    no rank can know how many rows will arrive. Average the router's gradients as in data
+    parallelism.
+    """
+    n, here = dist.get_world_size(), len(experts)
+    probability, choice = router(tokens).softmax(-1).max(-1)
+    order = choice.argsort(stable=True)  # tokens for the experts of rank 0 come first
+    counts = choice.bincount(minlength=n * here)
+    arriving = torch.empty_like(counts)  # from rank 0 for each expert here, from rank 1, ...
+    dist.all_to_all_single(arriving, counts)
+    sent, received = (c.view(n, here).sum(1).tolist() for c in (counts, arriving))
+
+    rows = Exchange.apply(tokens[order], sent, received)
+    expert_of_row = torch.arange(here).repeat(n).repeat_interleave(arriving)
+    computed = torch.zeros_like(rows)
+    for number, expert in enumerate(experts):
+        mine = expert_of_row == number
+        computed[mine] = expert(rows[mine])
+    back = Exchange.apply(computed, received, sent)
+    return torch.zeros_like(tokens).index_copy(0, order, back) * probability.unsqueeze(-1)
+
+
+# --------------------------------------------------------------------- 8. Slow networks: send less
+#
+# If the network is the limit, ranks can send an approximation of each gradient. What it leaves out
+# must not be lost: every rank keeps its error and adds it to the gradient of the next step.
+
+
+def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
+    """Return the mean over ranks of each rank's k largest elements; update `error` in place.
+
+    A rank sends 8 bytes for each of its k elements, a place and a value, to every other rank.
+    """
+    error += gradient
+    flat = error.flatten()
+    places = flat.abs().topk(k).indices.int()
+    n, values = dist.get_world_size(), flat[places]
+    all_places, all_values = places.new_empty(n * k), values.new_empty(n * k)
+    dist.all_gather_single(all_places, places)
+    dist.all_gather_single(all_values, values)
+    error.view(-1)[places] = 0  # these were sent; the rest waits for the next step
+    return torch.zeros_like(flat).index_add_(0, all_places, all_values).view_as(error) / n
+
+
+def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
+    """Return the mean of `matrix` [n, m], roughly; update the factor q [m, r] and `error`.
+
+    Instead of n m elements, r (n + m) are all-reduced. One step of power iteration suffices,
+    because gradients change slowly and q from the last step is almost right; all ranks begin with
+    the same q.
+    """
+    whole = matrix + error
+    p = whole @ q
+    dist.all_reduce(p)
+    p = torch.linalg.qr(p).Q
+    q.copy_(whole.T @ p)
+    dist.all_reduce(q)
+    q /= dist.get_world_size()
+    mean = p @ q.T
+    error.copy_(whole - mean)
+    return mean
+
+
+# --------------------------------------------------------------------------- 9. A parameter server
+#
+# An all-reduce needs all ranks at the same time. A parameter server does not: one rank keeps the
+# parameters, and each worker talks to it alone. Here the server still waits for all workers in
+# every step, so that the result is that of data parallelism; it could step after each gradient
+# instead.
+
+
+def serve(parameters: Sequence[Any], optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Rank 0: in each step, send the parameters to each worker and step with their mean gradient.
+
+    All traffic passes through this rank: N-1 times the parameters out, and N-1 times in.
+    """
+    workers = range(1, dist.get_world_size())
+    for _ in range(steps):
+        for parameter in parameters:
+            for worker in workers:
+                dist.send(parameter.data, dst=worker)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+            received = torch.empty_like(parameter)
+            for worker in workers:
+                dist.recv(received, src=worker)
+                parameter.grad += received / len(workers)
+        optimizer.step()
+
+
+def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> None:
+    """Every other rank: in each step, pull the parameters, compute a loss, and push gradients."""
+    for loss in losses:
+        for parameter in parameters:
+            dist.recv(parameter.data, src=0)
+            parameter.grad = None
+        loss().backward()
+        for parameter in parameters:
+            dist.send(parameter.grad, dst=0)
+
+
+# --------------------------------------------------------------------------------- 10. Checkpoints
+#
+# A long run will be interrupted. It continues as if nothing had happened if we save all that the
+# next step reads: parameters, the optimizer's state, the position in the data, and the random
+# numbers.
+
+
+def save(path: Path, step: int, **parts: Any) -> None:
+    """Save the state of each part in one file; a crash leaves the old file or the new one."""
+    state = {name: part.state_dict() for name, part in parts.items()}
+    unfinished = path.with_suffix(".partial")
+    torch.save({"step": step, "random": torch.get_rng_state(), "parts": state}, unfinished)
+    os.replace(unfinished, path)  # the system renames at once: there is no file that is half new
+
+
+def load(path: Path, **parts: Any) -> int:
+    """Load what `save` saved into the same parts and return its step; 0 without a file."""
+    if not path.exists():
+        return 0
+    saved = torch.load(path)
+    for name, part in parts.items():
+        part.load_state_dict(saved["parts"][name])
+    torch.set_rng_state(saved["random"])
+    return int(saved["step"])
+
+
+# ------------------------------------------------------------------ 11. A deadlock, and its reason
+#
+# Ranks that wait for each other wait forever, and no exception tells why. But the reason is in
+# what they have begun. Suppose that each rank keeps a log of what it begins: "recv 1" to receive
+# from rank 1, "send 1", or "all_reduce". Around an operation in which it waits, the log has two
+# more entries: "block" before it and "end" after it.
+
+COLLECTIVES = (
+    "all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_gather_single",
+    "reduce_scatter_single", "all_to_all_single",
+)  # fmt: skip
+
+
+def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
+    """Return which ranks can never proceed, and why; "" if all may, as far as the logs tell.
+
+    A rank waits for the ranks that have not begun what its operation needs. If that leads in a
+    circle or to a rank that has finished, no rank on the way can proceed. Time plays no part in
+    this.
+    """
+    blocked = {rank: log[-1] for rank, log in enumerate(logs) if log[-2:-1] == ["block"]}
+    collectives = [[entry for entry in log if entry in COLLECTIVES] for log in logs]
+
+    def waits_for(rank: int) -> list[int]:
+        name, _, rest = blocked[rank].partition(" ")
+        if name in COLLECTIVES:  # for the ranks whose k-th collective is not this one
+            k = len(collectives[rank]) - 1
+            return [r for r in range(len(logs)) if collectives[r][k : k + 1] != [name]]
+        peer, _, tag = rest.partition(" ")
+        if peer == "any":
+            return []  # which rank will send is unknown
+        answer = f"{'send' if name == 'recv' else 'recv'} {rank} {tag}".strip()
+        answers = sum(logs[int(peer)].count(each) for each in (answer, "recv any"))
+        return [int(peer)] if answers < logs[rank].count(blocked[rank]) else []
+
+    def follow(path: list[int]) -> list[int]:
+        for rank in waits_for(path[-1]):
+            if rank in path or logs[rank][-1:] == ["finished"]:
+                return [*path, rank]
+            if rank in blocked and (found := follow([*path, rank])):
+                return found
+        return []
+
+    for path in filter(None, (follow([rank]) for rank in blocked)):
+        pairs = list(itertools.pairwise(path))
+        reason = "; ".join(f"rank {a} is blocked in {blocked[a]}, for rank {b}" for a, b in pairs)
+        if path[-1] not in blocked:
+            return f"{reason}, which has finished."
+        if any(blocked[a] != blocked[b] for a, b in pairs if blocked[a] in COLLECTIVES):
+            reason += "; all ranks must call the same collectives in the same order"
+        return f"{reason}."
+    return ""
+
+
+# The ranks write these logs by themselves if we replace the functions of torch.distributed.
+
+
+def report_operations(tell: Callable[[str], object]) -> None:
+    """Make torch.distributed `tell` each operation, as `find_deadlock` reads it.
+
+    Operations on a part of the ranks are left out, and so is waiting for an `isend`: a deadlock
+    there is not found, but none is invented.
+    """
+
+    def replace(name: str) -> None:
+        operation = getattr(dist, name)
+        signature = inspect.signature(operation)
+
+        def call(*args: Any, **options: Any) -> Any:
+            given = signature.bind(*args, **options).arguments
+            if given.get("group") not in (None, dist.group.WORLD):
+                return operation(*args, **options)
+            if name in ("isend", "irecv"):  # `send` and `recv` call them
+                peers = [given[key] for key in given if key.endswith(("dst", "src"))]
+                peer = next((peer for peer in peers if peer is not None), "any")
+                tell(f"{name[1:]} {peer}" + (f" tag {given['tag']}" if given.get("tag") else ""))
+                return operation(*args, **options)
+            tell("block")
+            if name in COLLECTIVES:
+                tell(name)
+            result = operation(*args, **options)
+            tell("end")
+            return result
+
+        setattr(dist, name, call)
+        setattr(dist.distributed_c10d, name, call)  # torch has each function in two modules
+
+    for name in ("isend", "irecv", "send", "recv", *COLLECTIVES):
+        replace(name)
+
+
+# ------------------------------------------------------------------ 12. The launcher, and recovery
+#
+# What remains is to start the ranks. A fork copies this process with everything that is imported,
+# in milliseconds. The copies find each other through a store, a small server for keys and values,
+# and a pipe from each rank brings us its log and in the end its result.
+
+
+def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+    """Run `fn(*args)` on forked ranks and return their results; if one fails, end them all.
+
+    Raises: RuntimeError with the traceback of the rank that failed, or that says which rank has
+    died or why none can proceed. Nothing is left behind: no process, port or file.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore
+    fork = multiprocessing.get_context("fork")
+    processes, pipes, results = [], list[Connection](), dict[int, Any]()
+    logs: list[list[str]] = [[] for _ in range(ranks)]
+    try:
+        for rank in range(ranks):
+            ours, theirs = fork.Pipe()
+            pipes.append(ours)
+            about = (rank, ranks, store.port, theirs, pipes, fn, args)
+            processes.append(fork.Process(target=run_rank, args=about, name=f"rank {rank}"))
+            processes[-1].start()
+            theirs.close()  # only the rank has this end now, so the pipe ends when the rank dies
+        while len(results) < ranks:
+            ready = wait(pipes, timeout=0.1)
+            if not ready and (reason := find_deadlock(logs)):
+                raise RuntimeError(f"deadlock: {reason}")
+            for rank in [rank for rank in range(ranks) if pipes[rank] in ready]:
+                try:
+                    kind, value = pipes[rank].recv()
+                except (EOFError, ConnectionError):  # the other end is closed: the rank has died
+                    kind, value = "died", ""
+                    processes[rank].join()
+                if kind in ("error", "died"):  # if one rank dies, others fail: name the cause
+                    dead = [process for process in processes if process.exitcode is not None]
+                    cause = "; ".join(
+                        f"{each.name} died, exit code {each.exitcode}" for each in dead
+                    )
+                    raise RuntimeError(cause or f"rank {rank} failed:\n{value}")
+                if kind == "result":
+                    results[rank] = pickle.loads(value)
+                logs[rank].append("finished" if kind == "result" else value)
+        return [results[rank] for rank in range(ranks)]
+    finally:
+        for process, pipe in zip(processes, pipes, strict=False):
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def run_rank(
+    rank: int, ranks: int, port: int, pipe: Connection, others: Any, fn: Any, args: Any
+) -> None:
+    """Be one rank: join the group, run the function, send the result or the error to the launcher.
+
+    Then wait to be ended: if a rank closed its connections, slower ranks would take it for dead.
+    """
+    for other in others:
+        other.close()  # only the launcher has these ends now, so pipes end when the launcher dies
+    try:
+        torch.set_num_threads(1)  # a fork has none of the threads that this process had started
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
+        store = dist.TCPStore("127.0.0.1", port)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        report_operations(lambda entry: pipe.send(("operation", entry)))
+        report: tuple[str, Any] = "result", pickle.dumps(fn(*args))
+    except BaseException:  # noqa: BLE001  also SystemExit: the launcher must hear of it
+        report = "error", traceback.format_exc()
+    with contextlib.suppress(OSError, EOFError):  # they mean that the launcher has ended
+        pipe.send(report)
+        pipe.recv()
+
+
+# With the launcher and a checkpoint, recovery is a loop.
+
+
+def launch_until_done(fn: Callable[..., Any], ranks: int, restarts: int, *args: Any) -> list[Any]:
+    """Launch a job that begins with `load`, again after each failure, up to `restarts` times.
+
+    The work since the last checkpoint is lost, and no more: the result is the same.
+    """
+    for _ in range(restarts):
+        with contextlib.suppress(RuntimeError):
+            return launch(fn, ranks, *args)
+    return launch(fn, ranks, *args)
