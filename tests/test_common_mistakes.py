@@ -497,5 +497,5 @@ def test_validation_on_one_rank_shifts_the_collectives_of_ddp(steps_after: int) 
 
 def test_1f1b_is_not_compared_with_the_interleaved_schedule() -> None:
     part = next(part for part in known_parts() if part.name == "07/one_f_one_b")
-    assert part.reference == "dtlab.schedules.one_f_one_b"
+    assert part.reference == "dtlab.simple.one_f_one_b"
     assert "interleaved" not in Reference.of(part.reference).source

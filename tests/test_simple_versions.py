@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from dtlab import collectives, schedules, simple
+from dtlab.grading.checking.finished import absent_of
+from dtlab.grading.parts import known_parts
 from dtlab.parallel.context import ring_attention, ulysses_attention
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.domain import halo_exchange, own_tile
@@ -44,7 +46,7 @@ from dtlab.training.accumulation import accumulate
 from dtlab.training.compression import PowerSGD, TopK
 from tests.leftovers import listening
 from tests.marks import slow
-from tests.staying import on_ranks
+from tests.staying import BENCH, on_ranks
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 RANKS = pytest.mark.parametrize("ranks", [1, 2, 3, slow(4)])
@@ -802,3 +804,23 @@ def test_a_job_continues_after_a_rank_has_died(tmp_path: Path) -> None:
 def test_a_job_that_always_fails_ends_with_its_error() -> None:
     with pytest.raises(RuntimeError, match="an odd batch"):
         simple.launch_until_done(_raises, 2, 1)
+
+
+# Checks ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", ["01", "02", "03", "05", "06", "07", "08", "09", "11"])
+def test_it_counts_as_finished_code_in_the_units_whose_parts_it_solves(unit: str) -> None:
+    parts = [part for part in known_parts() if part.name.startswith(f"{unit}/")]
+    assert "dtlab.simple" in [module for module, _ in absent_of(parts)]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("01/ring_all_reduce", "ring_all_reduce"), ("07/one_f_one_b", "one_f_one_b")],
+)
+def test_a_check_refuses_it_as_an_answer(part: str, name: str) -> None:
+    check: Any = next(each.check for each in known_parts() if each.name == part)
+    criteria = check.run(name, getattr(simple, name), bench=BENCH)
+    assert any(f"dtlab.simple.{name}" in criterion.message for criterion in criteria)
+    assert sum(criterion.earned for criterion in criteria) < sum(each.points for each in criteria)

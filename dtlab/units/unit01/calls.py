@@ -53,7 +53,7 @@ class Call(Case):
     result. `note` is further advice on subgroups.
     """
 
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.collectives",)
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.collectives", "dtlab.simple")
 
     seed: int
     size: int
@@ -131,7 +131,7 @@ class Call(Case):
         process_groups = {group: dist.new_group(list(group)) for group in groups}
         group = {"group": process_groups[members]} if process_groups else {}
         result, *rest = arguments
-        with finished_calls("dtlab.collectives") as finished:
+        with finished_calls(*Call.finished) as finished:
             returned = fn(*arguments, **keywords, **group)
         is_new = isinstance(returned, torch.Tensor) and returned is not result
         return {

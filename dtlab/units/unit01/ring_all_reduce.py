@@ -126,5 +126,5 @@ PART = Part(
             *ring_rules(halves=2, points=3),
         ),
     ),
-    reference="dtlab.collectives.ring_all_reduce",
+    reference="dtlab.simple.ring_all_reduce",
 )

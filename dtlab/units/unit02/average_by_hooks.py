@@ -164,5 +164,5 @@ PART = Part(
             rule("subgroups", 1, "right on groups of some of the ranks too", *_BEFORE),
         ),
     ),
-    reference="dtlab.parallel.data.data_parallel.NaiveDataParallel",
+    reference="dtlab.simple.average_by_hooks",
 )

@@ -257,5 +257,5 @@ PART = Part(
             rule("subgroups", 1, "right on groups of some of the ranks too", "gradients", FOREIGN),
         ),
     ),
-    reference="dtlab.parallel.data.buckets.in_buckets",
+    reference="dtlab.simple.average_in_buckets",
 )

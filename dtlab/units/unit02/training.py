@@ -45,6 +45,7 @@ __all__ = [
 
 FINISHED = (
     "dtlab.collectives",
+    "dtlab.simple",
     "dtlab.parallel.data.buckets",
     "dtlab.parallel.data.data_parallel",
     "dtlab.parallel.data.local_sgd",

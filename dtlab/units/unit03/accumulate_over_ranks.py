@@ -211,5 +211,5 @@ PART = Part(
         ),
         compiles=True,
     ),
-    reference="dtlab.training.accumulation.accumulate",
+    reference="dtlab.simple.accumulate",
 )

@@ -45,7 +45,7 @@ __all__ = [
     "in_each_step",
 ]
 
-FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics")
+FINISHED = ("dtlab.training.accumulation", "dtlab.training.metrics", "dtlab.simple")
 Pair = tuple["Tensor", "Tensor"]  # inputs and targets of a microbatch
 Sizes = tuple[tuple[tuple[int, ...], ...], ...]  # microbatches of each rank in each step
 

@@ -31,6 +31,7 @@ __all__ = ["FINISHED", "LARGE", "OnBlock", "OnLargeBlock", "alike", "draw_blocks
            "values_of"]  # fmt: skip
 
 FINISHED = (  # library modules that have the functions that learners write in this unit
+    "dtlab.simple",
     "dtlab.parallel.data.data_parallel",
     "dtlab.parallel.zero.optimizers",
     "dtlab.parallel.zero.fully_sharded",

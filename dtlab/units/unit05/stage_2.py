@@ -305,6 +305,6 @@ PART = Part(
             rule("missing", 1, "parameters without a gradient are unchanged", "result"),
         ),
     ),
-    reference="dtlab.parallel.zero.optimizers.Zero2",
+    reference="dtlab.simple.Zero2",
     symbol="Stage2",
 )

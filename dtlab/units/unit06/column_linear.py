@@ -217,5 +217,5 @@ PART = Part(
             rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),
-    reference="dtlab.parallel.tensor.linear._Column",
+    reference="dtlab.simple.column_linear",
 )

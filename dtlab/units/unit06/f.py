@@ -169,5 +169,5 @@ PART = Part(
             rule("group", 1, "right on groups of some of the ranks", "forward", "gradient"),
         ),
     ),
-    reference="dtlab.parallel.tensor.regions.copy_to_region",
+    reference="dtlab.simple.CopyToRanks",
 )

@@ -77,5 +77,5 @@ PART = Part(
             rule("group", 1, "right on groups of some of the ranks", "sum", "gradient"),
         ),
     ),
-    reference="dtlab.parallel.tensor.regions.reduce_from_region",
+    reference="dtlab.simple.SumOverRanks",
 )

@@ -29,6 +29,7 @@ __all__ = ["BACKWARD", "FINISHED", "FORWARD", "GRADIENT", "PAIR", "PRODUCT", "La
 
 FORWARD, BACKWARD, PRODUCT = "check: forward", "check: backward", "check: product"  # marks
 FINISHED = (
+    "dtlab.simple",
     "dtlab.parallel.tensor.regions",
     "dtlab.parallel.tensor.linear",
     "dtlab.parallel.tensor.attention",

@@ -96,5 +96,5 @@ PART = Part(
             rule("group", 1, "right on groups of some of the ranks", *_RIGHT),
         ),
     ),
-    reference="dtlab.parallel.tensor.linear.naive_row_linear",
+    reference="dtlab.simple.row_linear",
 )

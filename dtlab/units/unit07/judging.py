@@ -30,7 +30,9 @@ LIMIT = 2.0  # seconds for a call without ranks: a right answer takes a hundredt
 # fn(p, m) ──► rows of actions ──► complete? ──► can ranks run it? ──► the part's own criteria
 #                                                then: on real ranks, see below
 
-_FINISHED = ("dtlab.schedules.generators", "torch.distributed.pipelining.schedules")
+_FINISHED = (
+    "dtlab.simple", "dtlab.schedules.generators", "torch.distributed.pipelining.schedules",
+)  # fmt: skip
 _MOST, _SHOWN = 5_000, 3  # the most actions of a schedule; the most flaws in a message
 _LINE = 66  # characters of a grid's line that fit into a report
 _FORM = 'Return a list for each rank, with actions like "2F0" or (2, "F", 0) in it.'

@@ -71,5 +71,5 @@ PART = Part(
             rule("edges", 2, "right for few microbatches, and for one stage", "complete", "runs"),
         ),
     ),
-    reference="dtlab.schedules.one_f_one_b",
+    reference="dtlab.simple.one_f_one_b",
 )

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 FINISHED = (
+    "dtlab.simple",
     "dtlab.parallel.pipeline.executor",
     "dtlab.parallel.pipeline.microbatches",
     "dtlab.parallel.pipeline.messages",
@@ -298,5 +299,5 @@ PART = Part(
             rule("any", 1, "microbatches may come in any order", "result"),
         ),
     ),
-    reference="dtlab.parallel.pipeline.executor.run_schedule",
+    reference="dtlab.simple.run_schedule",
 )

@@ -21,7 +21,7 @@ from dtlab.units.unit07.judging import LIMIT
 class Warming(Faulty):
     """Calls `fn(rank, stages, count)` for every rank; each number belongs to one criterion."""
 
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.schedules.generators",)
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.simple", "dtlab.schedules.generators")
     alone = True
 
     stages: int
@@ -37,7 +37,7 @@ class Warming(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: tuple[int, int]) -> dict[str, Any]:
         stages, count = given
-        with finished_calls("dtlab.schedules.generators", refuse=True) as finished:
+        with finished_calls(*Warming.finished, refuse=True) as finished:
             numbers = [fn(rank, stages, count) for rank in range(stages)]
         returned = [(whole(number), short(number)) for number in numbers]
         return {"returned": returned, "finished": sorted(finished)}

@@ -74,6 +74,6 @@ PART = Part(
             rule("few", 1, "the same on one and two ranks", "halo", "edge", "periodic"),
         ),
     ),
-    reference="dtlab.parallel.domain.halo_exchange",
+    reference="dtlab.simple.halo_exchange",
     stretch=True,
 )  # fmt: skip

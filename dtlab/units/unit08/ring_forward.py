@@ -68,5 +68,5 @@ PART = Part(
             rule("holds", 2, "no rank ever holds the keys of all ranks", "result", also=_holds),
         ),
     ),
-    reference="dtlab.parallel.context.simple_ring_attention",
+    reference="dtlab.simple.ring_attention",
 )  # fmt: skip

@@ -39,7 +39,7 @@ _LIMIT = 15.0  # seconds for runs that take a tenth of one
 class Tiled(Case):
     """A run of `program(tile, mesh, steps)` on `mesh` = (y, x) ranks, with tiles of one size."""
 
-    finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.domain.halo",)
+    finished: ClassVar[tuple[str, ...]] = ("dtlab.simple", "dtlab.parallel.domain.halo")
 
     seed: int
     mesh: tuple[int, int]

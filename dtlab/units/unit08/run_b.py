@@ -40,7 +40,7 @@ class Attending(Case):
     """A run of `program(q, k, v, causal)` on ranks, each with two runs of `run` tokens."""
 
     finished: ClassVar[tuple[str, ...]] = (
-        "dtlab.parallel.context.ring", "dtlab.parallel.context.ulysses",
+        "dtlab.simple", "dtlab.parallel.context.ring", "dtlab.parallel.context.ulysses",
     )  # fmt: skip
 
     seed: int

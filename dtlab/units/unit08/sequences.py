@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINISHED", "OnTokens", "attention", "drawn"]
 
-FINISHED = ("dtlab.parallel.context.ring", "dtlab.parallel.context.ulysses")
+FINISHED = ("dtlab.simple", "dtlab.parallel.context.ring", "dtlab.parallel.context.ulysses")
 
 
 def drawn(seed: int, *shape: int) -> Tensor:

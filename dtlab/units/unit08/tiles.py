@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FINISHED", "Cell", "OnTiles"]
 
 FINISHED = (
+    "dtlab.simple",
     "dtlab.parallel.domain.halo", "dtlab.parallel.domain.layers", "dtlab.parallel.domain.stencils",
 )  # fmt: skip
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["FINISHED", "UNCHANGED", "Compressed", "States", "call_in_steps"]
 
 FINISHED = (
+    "dtlab.simple",
     "dtlab.training.compression",
     "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
 )

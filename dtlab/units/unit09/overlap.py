@@ -42,6 +42,7 @@ class Arriving(Faulty):
     """
 
     finished: ClassVar[tuple[str, ...]] = (
+        "dtlab.simple",
         "dtlab.collectives",
         "dtlab.parallel.data.buckets",
         "dtlab.parallel.data.data_parallel",

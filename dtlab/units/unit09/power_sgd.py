@@ -172,6 +172,6 @@ PART = Part(
             rule("all_reduces", 2, "two all-reduces, of P and of Q", "mean"),
         ),
     ),
-    reference="dtlab.training.compression.simple_power_sgd_mean",
+    reference="dtlab.simple.power_sgd_mean",
     stretch=True,
 )  # fmt: skip

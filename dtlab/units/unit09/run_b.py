@@ -95,7 +95,7 @@ class Sparse(TrainingRun):
     @classmethod
     def run(cls, fn: Program, model: Any, given: dict[str, Any]) -> dict[str, Any]:
         """See `TrainingRun`."""
-        with finished_calls("dtlab.training.compression", refuse=True):
+        with finished_calls("dtlab.training.compression", "dtlab.simple", refuse=True):
             return super().run(fn, model, given)
 
     def one_process(self, ranks: int) -> tuple[list[list[float]], list[dict[str, Tensor]]]:

@@ -154,5 +154,5 @@ PART = Part(
             rule("bytes", 3, "k places and k values of 4 bytes each", "mean"),
         ),
     ),
-    reference="dtlab.training.compression.simple_top_k_mean",
+    reference="dtlab.simple.top_k_mean",
 )  # fmt: skip

@@ -32,7 +32,7 @@ from dtlab.predict.units import counted
 
 __all__ = ["PART", "Killed", "Resumed", "Training", "differences", "start", "uninterrupted"]
 
-FINISHED, ALLOWED = ("dtlab.training.checkpoint",), ("Samples",)
+FINISHED, ALLOWED = ("dtlab.training.checkpoint", "dtlab.simple"), ("Samples",)
 SAMPLES, BATCH, FEATURES, CLASSES = 22, 4, 6, 3
 LIMIT = 15.0  # seconds for a trial: a run trains for a while, also on a busy machine
 MOST_OPERATIONS = 40  # on files, in one of which a run is killed
@@ -384,5 +384,5 @@ PART = Part(
         ),
         compiles=True,
     ),
-    reference="dtlab.training.checkpoint.simple_save",
+    reference="dtlab.simple.save",
 )  # fmt: skip
