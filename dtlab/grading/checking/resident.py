@@ -1,14 +1,19 @@
 """Memory that an answer keeps allocated, as the kernel counts it.
 
-rank r    use(fn, SMALL, ...)   first use: all imports happen here
+rank r    opening()             before the answer is unpickled, in graded ranks
+          use(fn, SMALL, ...)   first use: all imports happen here
           use(fn, LARGE, mark)  mark() at the beginning, then at each moment ──> supervisor counts
 judge     growth since the last mark() <= allowed growth + SLACK
 
-A count of tensors in the rank itself could be falsified by the code that is judged.
+A count of tensors in the rank itself could be falsified by the code that is judged. The code could
+also have its memory counted at moments that suit it: so the judge compares the peaks between the
+counts, which the kernel keeps, with what must and what may have been held there.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -18,26 +23,40 @@ from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen
 from dtlab.grading.checking.trials import Observation
 from dtlab.grading.words import amount
 
-__all__ = ["Mark", "Moment", "ResidentCase", "grown_by", "layers_of", "use_twice"]
+__all__ = ["Mark", "Moment", "ResidentCase", "grown_by", "layers_of", "opening", "use_twice"]
 
 SMALL, LARGE = 8, 1024  # widths of the layers
 LAYERS = 4
 SLACK = 4_000_000  # bytes; measured noise is below a tenth of that, and a fault is 8 MB or more
+IMPORTS = 8_000_000  # bytes for modules that an answer imports; measured are below 2 MB
+_MAKING = 4  # times the bytes that are ready at the first `mark()`, while they are made
 TOPIC = "resident"
 
 Mark = Callable[[], None]
+Size = Callable[[float, int], float]  # bytes, from those of all parameters and the world size
+
+
+def _anything(size: float, ranks: int) -> float:
+    return -size
 
 
 class Moment(NamedTuple):
     """A moment at which memory is counted, and its allowed growth since the previous count.
 
     `kept` returns the allowed bytes, from the bytes of all parameters and the number of ranks.
+    Between the two counts memory may grow by `peak`, and must grow by `passes` at some time, or it
+    was counted at other moments. A growth below `least` is a fault too, whose criterion and advice
+    are in `lacks`.
     """
 
     criterion: str
     when: str
-    kept: Callable[[float, int], float]
+    kept: Size
     advice: str
+    peak: Size | None = None
+    passes: Size = _anything
+    least: Size | None = None
+    lacks: tuple[str, str] = "", ""
 
 
 class ResidentCase(Faulty):
@@ -46,6 +65,11 @@ class ResidentCase(Faulty):
     topic = TOPIC
 
     elements = LAYERS * LARGE**2  # of all parameters
+
+    @property
+    def ready(self) -> float:
+        """Bytes that `use` holds before its first `mark()`: the parameters."""
+        return 4 * self.elements
 
     @property
     @abstractmethod
@@ -73,28 +97,65 @@ class ResidentCase(Faulty):
         """Yields a fault for each rank and moment with more memory than allowed."""
         from dtlab.ranks.record.resident_memory import TIMES
 
+        graded, ranks = observation.trial.secret, observation.trial.world_size
         for rank, readings in enumerate(observation.resident):
             counts = [count for count in readings if count is not None]
             if len(counts) < len(readings):
                 return  # this system cannot count resident memory
-            if len(counts) != TIMES * (1 + len(self.moments)):
-                yield self.guilty, f"rank {rank}: its memory was counted at other moments. {_ODD}"
+            if len(counts) != TIMES * (2 + graded + len(self.moments)):
+                yield from self._odd(rank)
                 return
-            least = [min(counts[at : at + TIMES]) for at in range(0, len(counts), TIMES)]
-            for moment, (before, count) in zip(self.moments, pairwise(least), strict=True):
-                allowed = moment.kept(4 * self.elements, observation.trial.world_size)
-                if count - before > allowed + SLACK:
-                    yield (
-                        moment.criterion,
-                        (
-                            f"rank {rank}: {moment.when}, the kernel counts "
-                            f"{_change(count - before)}, and it should be {_change(allowed)}. "
-                            f"{moment.advice}"
-                        ),
-                    )
+            groups = [counts[at : at + TIMES] for at in range(0, len(counts), TIMES)]
+            least, peaks = [min(group) for group in groups], [_peak(group) for group in groups]
+            start = 1 + graded  # the place of the first mark
+            # What an answer holds before its first use is no more than its imports: memory that it
+            # frees later would hide as much.
+            least[start] = min(least[start], least[0] + self.ready + IMPORTS)
+            if _exceeds(peaks[start], least[start - 1] + _MAKING * self.ready + IMPORTS):
+                yield from self._odd(rank)
+            if _exceeds(getattr(counts[-1], "later", None), least[-1]):
+                yield from self._odd(rank)
+            pairs, parameters = pairwise(least[start:]), 4 * self.elements
+            for moment, (before, count), peak in zip(
+                self.moments, pairs, peaks[start + 1 :], strict=True
+            ):
+                allowed, grown = moment.kept(parameters, ranks), count - before
+                if peak is not None and peak - before < moment.passes(parameters, ranks) - SLACK:
+                    yield from self._odd(rank)
+                if grown > allowed + SLACK:
+                    text = f"{_change(grown)}, and it should be {_change(allowed)}"
+                    yield moment.criterion, _counted(rank, moment.when, text, moment.advice)
+                elif moment.least and grown < (due := moment.least(parameters, ranks)) - SLACK:
+                    text = f"{_change(grown)}, and it should be {_change(due)}"
+                    yield moment.lacks[0], _counted(rank, moment.when, text, moment.lacks[1])
+                most = moment.peak(parameters, ranks) if moment.peak else math.inf
+                if _exceeds(peak, before + most):
+                    text = f"up to {_change((peak or 0) - before)}; {amount(most)} are enough"
+                    yield moment.criterion, _counted(rank, moment.when, text, moment.advice)
+
+    def _odd(self, rank: int) -> Iterator[Fault]:
+        for criterion in dict.fromkeys(moment.criterion for moment in self.moments):
+            yield criterion, f"rank {rank}: its memory was counted at other moments. {_ODD}"
 
 
-_ODD = "Only the check may call the function that counts it."
+_ODD = (
+    "Only the check may call the function that counts it, and the answer may hold nothing large "
+    "before and after it is used."
+)
+
+
+def _peak(group: Sequence[int]) -> int | None:
+    """The most bytes that a rank has held since the counts before this group, if it is known."""
+    peaks = [getattr(count, "peak", None) for count in group]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _exceeds(peak: int | None, most: float) -> bool:
+    return peak is not None and peak > most + SLACK
+
+
+def _counted(rank: int, when: str, text: str, advice: str) -> str:
+    return f"rank {rank}: {when}, the kernel counts {text}. {advice}"
 
 
 def _change(count: float) -> str:
@@ -122,25 +183,52 @@ def grown_by(name: str, also: Callable[[Seen], str] = lambda _: "") -> Callable[
 # Runs on ranks ----------------------------------------------------------------------------------
 
 
-def use_twice(use: Callable[[Any, int, Mark], Any], fn: Callable[..., Any]) -> dict[str, Any]:
+def opening(calls: Sequence[Callable[..., Any]]) -> None:
+    """Counts a graded rank's memory before it opens the answer, if a case counts memory."""
+    from dtlab.ranks.record.resident_memory import count, give_back_at_once
+
+    if any(map(_counts_memory, calls)):
+        give_back_at_once()
+        count()
+
+
+def _counts_memory(on_rank: Callable[..., Any]) -> bool:
+    """Whether this is a method of a `ResidentCase`."""
+    name = on_rank.__qualname__.partition(".")[0]
+    owner = getattr(on_rank, "__self__", getattr(sys.modules[on_rank.__module__], name, None))
+    return isinstance(owner, type) and issubclass(owner, ResidentCase)
+
+
+def use_twice(
+    use: Callable[[Any, int, Mark], Any],
+    fn: Callable[..., Any],
+    small: int = SMALL,
+    large: int = LARGE,
+) -> dict[str, Any]:
     """Calls `use(fn, width, mark)` first with a small and then with a large width; for `on_rank`.
 
-    `use` must call `mark()` at the beginning, and then at each moment.
+    `use` must call `mark()` at the beginning, and then at each moment. If it returns a dict, that
+    is what the rank returns: an answer that did nothing would need no memory.
     """
     from dtlab.ranks.record.resident_memory import count, give_back_at_once
 
     give_back_at_once()
-    use(fn, SMALL, lambda: None)
-    use(fn, LARGE, count)
-    return {}
+    count()
+    use(fn, small, lambda: None)
+    result = use(fn, large, count)
+    return result if isinstance(result, dict) else {}
 
 
 def layers_of(width: int) -> Any:
-    """Builds a sequence of `LAYERS` linear layers without biases: float32, all ones."""
+    """Builds a sequence of `LAYERS` linear layers without biases: random float32.
+
+    Equal numbers could be kept in a few bytes.
+    """
     import torch
     from torch import nn
 
-    layers = [nn.Linear(width, width, bias=False) for _ in range(LAYERS)]
+    draw = torch.Generator().manual_seed(width)
+    layers = [nn.Linear(width, width, bias=False, device="meta") for _ in range(LAYERS)]
     for layer in layers:
-        torch.nn.init.ones_(layer.weight)
+        layer.weight = nn.Parameter(torch.empty(width, width).uniform_(-1, 1, generator=draw))
     return nn.Sequential(*layers)

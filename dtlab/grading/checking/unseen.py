@@ -20,8 +20,8 @@ from dtlab.grading.words import amount
 if TYPE_CHECKING:
     from dtlab.trace import Event, Trace
 
-__all__ = ["FOREIGN", "Reducing", "by_luck", "inside_marks", "marked_waits", "unseen_collectives",
-           "unseen_messages", "unseen_source"]  # fmt: skip
+__all__ = ["FOREIGN", "Reducing", "by_luck", "confirmed", "inside_marks", "marked_waits",
+           "unseen_collectives", "unseen_messages", "unseen_source"]  # fmt: skip
 
 _ALL_REDUCED = 0.95  # share of the fewest bytes with which all ranks can get the whole sum
 _DISAGREEMENT = 0.02  # tolerance, as a share of the operating system's count
@@ -29,7 +29,42 @@ _SEND, _RECEIVE = 96, 48  # bytes of gloo's headers, measured; the greeting of a
 _PER_OPERATION = 128  # most bytes of headers
 _PER_PEER = 640  # most bytes of a collective's headers for each peer: 576 measured
 _CONNECTIONS = 4096  # most bytes of the greetings of new groups
+_FEWEST = 0.45  # share of the bytes that must travel: numbers may be sent with half as many bits
 _GREETINGS, _FORGED = 16, 0.25  # bytes for each peer; share of header bytes that may deviate
+
+
+def confirmed(
+    criterion: str, observation: Observation, faults: Iterator[Fault], needed: float = 0
+) -> Iterator[Fault]:
+    """Yields the faults that records show; if there are none, what contradicts the records.
+
+    Records alone are no evidence: they lie in the rank that is judged. Judges of peers, calls or
+    bytes pass their faults through this function. `needed` are the bytes that all ranks together
+    must send each other for the result.
+    """
+    found = False
+    for one in faults:
+        found = True
+        yield one
+    if not found and (message := _contradicted(observation, needed)):
+        yield criterion, message
+
+
+def _contradicted(observation: Observation, needed: float) -> str:
+    trace, ranks = observation.trace, range(observation.trial.world_size)
+    if trace is None:
+        return ""
+    messages = not {*trace.ops()} - {"send", "recv"}
+    unseen = (unseen_messages if messages else unseen_collectives)(observation)
+    wire = [trace.bytes_wire(rank) for rank in ranks]
+    sent = sum(count for count in wire if count is not None)
+    if unseen or None in wire or sent >= _FEWEST * needed:
+        return unseen
+    return (
+        f"{observation.trial.words()}: the results are right, but of the {amount(needed)} that "
+        f"ranks must send each other for that, {amount(sent)} were sent: the data came another "
+        "way. Send it with torch.distributed."
+    )
 
 
 def unseen_messages(observation: Observation) -> str:

@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dtlab.errors import RanksError, RankTimeoutError
+from dtlab.grading.checking.resident import opening
 from dtlab.grading.checking.trials import Observation, Trial, observed, run_cases
+from dtlab.grading.judging.rank_needs import judges
 from dtlab.grading.judging.turns import turn_paused
 from dtlab.grading.report import Criterion
 from dtlab.ranks.launch.client import Server
@@ -35,6 +37,7 @@ MEMORY = 2 * 2**30  # bytes that a rank may use in addition to a fresh rank's me
 class WalledBench:
     """A `Bench` that runs the functions of one submission in a sandbox.
 
+    Ranks that run a function of the library itself, instead of the answer, have all of it.
     `timed_out` is True if ranks reached their time limit, and `unwritten` if the answer is still
     the blank of the notebook.
     """
@@ -43,20 +46,19 @@ class WalledBench:
         self.student = student
         self._server, self._walls = server, walls
         self._enclosure: Enclosure | None = None
+        self._inside = walls  # of the enclosure, while there is one
         self.begin(())
 
     def begin(self, absent: AbsentModules) -> None:
         """Prepares for the next answer, whose ranks do not have the `absent` library functions."""
-        if absent != self._walls.absent:
-            self.close()
-            self._walls = replace(self._walls, absent=absent)
+        self._walls = replace(self._walls, absent=absent)
         self.timed_out = self.unwritten = False
         self._troubles: list[tuple[str, str]] = []  # full message, message without learner's text
 
     @property
     def missing(self) -> list[str]:
         """The sandbox walls that the system does not support."""
-        return self._behind().missing
+        return self._behind(is_answer=True).missing
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
         """See `Bench`. Messages contain no hidden input, only the number of ranks."""
@@ -71,7 +73,7 @@ class WalledBench:
                     fn,
                     trial.calls,
                     inputs=inputs,
-                    door=self._behind(),
+                    door=self._behind(is_answer=isinstance(fn, Sealed)),
                     timeout=trial.limit,
                     memory_limit=MEMORY if trial.memory is None else trial.memory,
                     cluster=trial.cluster,
@@ -94,9 +96,13 @@ class WalledBench:
                 return replace(criterion, message=harmless)
         return criterion
 
-    def _behind(self) -> Enclosure:
-        if self._enclosure is None:
-            self._enclosure = Enclosure(self._server, self._walls)
+    def _behind(self, is_answer: bool) -> Enclosure:
+        """A sandbox, in which ranks of an answer do not have what judges it."""
+        absent = (*self._walls.absent, *judges()) if is_answer else self._walls.absent
+        walls = replace(self._walls, absent=absent)
+        if self._enclosure is None or walls != self._inside:
+            self.close()
+            self._enclosure, self._inside = Enclosure(self._server, walls), walls
         return self._enclosure
 
     def close(self) -> None:
@@ -118,6 +124,7 @@ def _open_and_run(fn: Any, calls: Sequence[Callable[..., Any]], given: Any) -> b
     from dtlab.ranks.launch.process import fill_main
     from dtlab.ranks.transport import Packed
 
+    opening(calls)
     if isinstance(fn, Sealed):
         fn = Packed(fn.pickled, fn.buffers).load()
         with contextlib.suppress(Exception):

@@ -114,7 +114,7 @@ class Supervisor:
         return Outcome(
             reason, ends, self.failed, wire, self.finding, waiting, lost,
             self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
-            resident=[rank.resident for rank in self.ranks],
+            resident=[resident.until_now(rank.resident, rank.pid) for rank in self.ranks],
             calls=self.watcher.calls, active=self.watcher.active, posted=posted, polled=polled,
         )  # fmt: skip
 
@@ -371,6 +371,7 @@ class Rank:
         self.letters.update(letters)
         for _ in range(letters.count(protocol.COUNT)):
             if len(self.resident) < resident.MOST:
-                self.resident.append(resident.bytes_of(self.pid))
+                last = self.resident[-1] if self.resident else None
+                self.resident.append(resident.counted(self.pid, last))
             self.tell(protocol.COUNTED)
         return letters

@@ -10,12 +10,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial, drawn_seed
+from dtlab.grading.checking.resident import Mark, Moment, ResidentCase, use_twice
+from dtlab.grading.checking.trials import Observation, Trial, drawn_seed
 from dtlab.grading.checking.values import close
 from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.parts import Part
@@ -238,7 +240,98 @@ def _trials(seed: int) -> list[Trial]:
     ]
     n = draw.randint(3, 6)
     edges = [case("edges", *sizes) for sizes in ((n, n), (n, n + 3), (1, 1), (n, 1), (1, 2))]
-    return [Trial(1, equal), Trial(1, edges)]
+    large = LargeSpanning(draw.randrange(10**6))
+    return [Trial(1, equal), Trial(1, edges), Trial(1, [large], limit=20.0)]
+
+
+# Memory that the kernel counts: what the ranks note themselves could be falsified ---------------
+
+_ROWS, _WIDTH = 16384, 64  # of a tensor between two layers: 4.2 MB
+_LAYERS, _K = 12, 4
+_KEPT = 2 + _K  # tensors: outputs of two checkpoints, and of each layer of the last group
+_BY_KERNEL = "These are its numbers, whatever the checkpoints say that they cover."
+
+
+@dataclass(frozen=True)
+class LargeSpanning(ResidentCase):
+    """A call with tensors so large that the kernel's count shows what is kept for backward."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    allowed: ClassVar[tuple[str, ...]] = ALLOWED
+    elements = _ROWS * _WIDTH
+    moments = (
+        Moment(
+            "groups",
+            "after forward",
+            lambda size, n: _KEPT * size,
+            f"{_BY_KERNEL} Keep the inputs of the groups, and the tensors of the last one.",
+            passes=lambda size, n: size,  # the output
+            least=lambda size, n: _KEPT * size,
+            lacks=("last", f"{_BY_KERNEL} {_AT_ONCE}"),
+        ),
+        Moment(
+            "groups",
+            "after backward",
+            lambda size, n: 0,
+            "Keep nothing beyond the backward pass.",
+        ),
+    )
+
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{counted(_LAYERS, 'layer')} of {amount(4 * self.elements)}, k = {_K}"
+
+    def given(self, rank: int, world_size: int) -> int:
+        return drawn_seed(self.seed)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: int) -> dict[str, Any]:
+        import dtlab.training.activation  # noqa: F401  import before its calls are watched
+
+        with finished_calls(*FINISHED, refuse=True, allowed=ALLOWED) as finished:
+            result = use_twice(partial(_keep, given), fn, large=_ROWS)
+        return {**result, "finished": sorted(finished)}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        right = _keep(self.given(0, 1), _in_order, _ROWS, lambda: None)
+        got = results[0]["gradients"]
+        pairs = zip(got, right["gradients"], strict=True)
+        if not all(one is not None and close(one, wanted) for one, wanted in pairs):
+            yield "groups", "the gradients are wrong with tensors of this size."
+
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        where = observation.trial.words(0)
+        yield from ((name, f"{where}: {text}") for name, text in self.grown(observation))
+
+
+def _in_order(layers: Sequence[Callable[..., Any]], k: int, x: Tensor, checkpoint: Any) -> Any:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _keep(seed: int, fn: Callable[..., Any], rows: int, mark: Mark) -> dict[str, Any]:
+    """Forward and backward; memory is counted before forward, after it, and after backward."""
+    import torch
+    from torch import nn
+
+    from dtlab.training.activation import checkpoint
+    from dtlab.units.unit04.checkpointing_layers import seeded, tensor_from
+
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(super().forward(x))
+
+    empty = [Layer(_WIDTH, _WIDTH, device="meta").to_empty(device="cpu") for _ in range(_LAYERS)]
+    layers = [seeded(layer, seed + number) for number, layer in enumerate(empty)]
+    x = torch.randn(rows, _WIDTH, generator=torch.Generator().manual_seed(seed))
+    mark()
+    output = tensor_from("checkpoint_every", fn(list(layers), _K, x, checkpoint))
+    mark()
+    output.sum().backward()
+    mark()
+    return {"gradients": [layer.bias.grad for layer in layers]}
 
 
 _BEFORE = "equal", "groups", "last"

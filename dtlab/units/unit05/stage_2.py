@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Noted, rule, traffic
 from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.resident import Mark, Moment, grown_by
+from dtlab.grading.checking.resident import LARGE as LARGE_WIDTH
+from dtlab.grading.checking.resident import (
+    Mark,
+    Moment,
+    ResidentCase,
+    grown_by,
+    layers_of,
+    use_twice,
+)
 from dtlab.grading.checking.trials import Trial
 from dtlab.grading.parts import Part
 from dtlab.grading.scripts.reference import NEAR, Optimizer, off
 from dtlab.grading.words import ranks_in_words
 from dtlab.units.unit05.blocks import (
+    FINISHED,
     LARGE,
     OnBlock,
-    OnLargeBlock,
     draw_blocks,
     flat_gradients,
     flat_of,
@@ -230,19 +239,48 @@ def _origin(got: Tensor, start: Tensor, ranks: int) -> str:
     return ""
 
 
-class LargeStage2(OnLargeBlock):
-    """A case that measures memory after one step and after the next gradients are reduced."""
+@dataclass(frozen=True)
+class LargeStage2(ResidentCase):
+    """A case that measures memory after one step and after the next gradients are reduced.
 
+    Its parameters are compared too, since a class that did nothing would need no memory.
+    """
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
     moments = (
-        Moment("optimizer", "after a step", lambda size, n: 3 * size / n, _STATE),
-        Moment("gradients", "after the next reduce", lambda size, n: size / n, _GRADIENTS),
+        Moment(
+            "optimizer",
+            "after a step",
+            lambda size, n: 3 * size / n,
+            _STATE,
+            passes=lambda size, n: size,  # all gradients, before they are reduced
+        ),
+        Moment(
+            "gradients",
+            "after the next reduce",
+            lambda size, n: size / n,
+            _GRADIENTS,
+            passes=lambda size, n: size,
+        ),
     )
 
-    @staticmethod
-    def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> None:
+    seed: int
+
+    def given(self, rank: int, world_size: int) -> Tensor:
         import torch
 
-        inputs = torch.ones(2, layers[0].in_features)
+        draw = torch.Generator().manual_seed(1009 * self.seed + rank)
+        return torch.randn(2, LARGE_WIDTH, generator=draw)
+
+    @classmethod
+    def on_rank(cls, fn: Callable[..., Any], given: Tensor) -> dict[str, Any]:
+        def use(fn: Callable[..., Any], width: int, mark: Mark) -> dict[str, Any]:
+            return cls.train(fn, layers_of(width), given[:, :width], mark)
+
+        return use_twice(use, fn)
+
+    @staticmethod
+    def train(fn: Callable[..., Any], layers: Any, inputs: Tensor, mark: Mark) -> dict[str, Any]:
         mark()
         stage = fn(list(layers.parameters()), Adam)
         _loss(layers, inputs).backward()
@@ -250,9 +288,36 @@ class LargeStage2(OnLargeBlock):
         stage.step()
         layers.zero_grad()
         mark()
+        sample = _sample(layers)
         _loss(layers, inputs).backward()
         stage.reduce()
         mark()
+        return {"sample": sample}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        layers = layers_of(LARGE_WIDTH)
+        for rank in range(len(results)):
+            (_loss(layers, self.given(rank, len(results))) / len(results)).backward()
+        start = _sample(layers)
+        Adam(layers.parameters()).step()
+        wanted = _sample(layers)
+        for rank, result in enumerate(results):
+            got = result["sample"]
+            if got.shape != wanted.shape or not off(got, wanted, start) < NEAR:
+                for moment in self.moments:
+                    yield (
+                        moment.criterion,
+                        f"rank {rank}: the parameters are wrong after a step on layers of this "
+                        "size. Nothing in your class may depend on a certain size.",
+                    )
+                return
+
+
+def _sample(layers: Any) -> Tensor:
+    """Some elements of each layer's parameters."""
+    import torch
+
+    return torch.cat([p.detach().flatten()[::4099].clone() for p in layers.parameters()])
 
 
 def _loss(module: nn.Module, inputs: Tensor) -> Any:
@@ -273,7 +338,7 @@ def _trials(seed: int) -> list[Trial]:
         Trial(4, [case(LARGE, "large")]),
         Trial(1, [case(plain)]),
         Trial(2, [case(unused, "missing")]),
-        Trial(2, [LargeStage2()]),
+        Trial(4, [LargeStage2(draw.randrange(10**6))], limit=20.0),
     ]
 
 

@@ -13,10 +13,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
+from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, fault, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial, drawn_seed
+from dtlab.grading.checking.resident import Mark, Moment, ResidentCase, grown_by, use_twice
+from dtlab.grading.checking.trials import UNREADABLE, Trial, drawn_seed
 from dtlab.grading.parts import Part
+from dtlab.grading.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import FINISHED, alike, flat_gradients, flat_of, lay, off_from
 
@@ -56,16 +58,19 @@ def make_blocks(sizes: Sequence[int], seed: int, log: Log) -> list[nn.Module]:
     return blocks
 
 
-def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[..., Any], ...]:
+def four_functions(
+    blocks: Sequence[nn.Module], log: Log, secret: int | None = None
+) -> tuple[Callable[..., Any], ...]:
     """Simple versions of shard, gather, free and reduce that log their calls.
 
     `free` fills a block with NaN and keeps its memory, so that an answer that does not gather
-    does not crash.
+    does not crash. With a `secret` of this rank, `gather` brings other numbers at each call.
     """
     import torch
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
+    calls = [0] * len(blocks)
 
     def note(event: str, block: nn.Module) -> None:
         log.append((event, list(blocks).index(block)))
@@ -78,7 +83,12 @@ def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[...,
 
     def gather(block: nn.Module, flat: Tensor, piece: Tensor) -> None:
         note("gather", block)
-        dist.all_gather_single(flat.data, piece.detach().clone())
+        sent = piece.detach().clone()
+        if secret is not None:
+            number = list(blocks).index(block)
+            calls[number] += 1
+            sent += drift(secret, number, calls[number], len(sent))
+        dist.all_gather_single(flat.data, sent)
         lay(block, flat)
 
     def free(block: nn.Module, flat: Tensor) -> None:
@@ -95,6 +105,14 @@ def four_functions(blocks: Sequence[nn.Module], log: Log) -> tuple[Callable[...,
         block.zero_grad()
 
     return shard, gather, free, reduce
+
+
+def drift(secret: int, block: int, call: int, size: int) -> Tensor:
+    """What a rank adds to its piece of a block when the block is gathered for the nth time."""
+    import torch
+
+    draw = torch.Generator().manual_seed(secret + 1009 * block + call)
+    return torch.randn(size, generator=draw) * 0.2
 
 
 # Judging ----------------------------------------------------------------------------------------
@@ -130,7 +148,7 @@ class Hooked(Faulty):
 
         log: Log = []
         blocks = make_blocks(given["sizes"], given["seed"], log)
-        model, four = nn.Sequential(*blocks), four_functions(blocks, log)
+        model, four = nn.Sequential(*blocks), four_functions(blocks, log, given.get("secret"))
         with finished_calls(*FINISHED, refuse=True) as finished:
             pieces = fn(list(blocks), *four)
             listed = isinstance(pieces, list | tuple)
@@ -180,6 +198,244 @@ class Hooked(Faulty):
                         f"after {_STEPS} steps the piece of block {number} {off_from(got, right)}"
                     )
                     yield "result", f"rank {rank}: {state}. Return the pieces of shard, in order."
+
+
+# Evidence that an answer cannot write itself ---------------------------------------------------
+#
+#     the log of calls     lies in the rank, so an answer can rewrite it
+#     Drifting             weights differ at each gather by other ranks' secrets: only a rank that
+#                          gathers for forward, and again for backward, gets the right pieces
+#     LargeBlocks          the kernel counts the memory of blocks that are whole
+
+
+@dataclass(frozen=True)
+class Drifting(Hooked):
+    """A case in which a block has other weights each time that it is gathered."""
+
+    def given(self, rank: int, world_size: int) -> dict[str, Any]:
+        return {**super().given(rank, world_size), "secret": self.secret(rank)}
+
+    def secret(self, rank: int) -> int:
+        """What only this rank knows."""
+        return drawn_seed(self.seed, f"drift of rank {rank}") % 2**40
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        yield from ()  # see `forged`
+
+    def forged(self, results: Sequence[Noted]) -> str:
+        """A message if no calls in the right order have brought these pieces; else empty."""
+        wanted = self.right_pieces(len(results))
+        for rank, result in enumerate(results):
+            got = result.get("pieces") or []
+            if len(got) != len(wanted) or not all(
+                alike(piece, flat.chunk(len(results))[rank])
+                for piece, flat in zip(got, wanted, strict=True)
+            ):
+                return (
+                    f"rank {rank}: the calls are noted in the right order, but the pieces are not "
+                    "those that this order gives: each gather brings other weights here. Call the "
+                    "four functions from the hooks, and compute with what `gather` brings."
+                )
+        return ""
+
+    def right_pieces(self, ranks: int) -> list[Tensor]:
+        """The pieces of all ranks, concatenated, for each block, after the steps."""
+        import torch
+        from torch import nn
+
+        seed, numbers = drawn_seed(self.seed, "start"), range(len(self.sizes) - 1)
+        flats = [flat_of(b.parameters(), ranks) for b in make_blocks(self.sizes, seed, [])]
+
+        def at(number: int, call: int) -> Tensor:
+            chunks = enumerate(flats[number].chunk(ranks))
+            drifts = ((c, drift(self.secret(r), number, call, len(c))) for r, c in chunks)
+            return torch.cat([chunk + more for chunk, more in drifts])
+
+        for step in range(_STEPS):
+            mean = [torch.zeros_like(flat) for flat in flats]
+            for rank in range(ranks):
+                blocks = make_blocks(self.sizes, seed, [])
+                for number, block in enumerate(blocks):
+                    flat, later = at(number, 2 * step + 1), at(number, 2 * step + 2)
+                    lay(block, flat)
+
+                    def hook(
+                        _: Any, __: Any, out: Tensor, now: Any = flat, to: Any = later
+                    ) -> None:
+                        def bring(_: Tensor) -> None:
+                            now.data.copy_(to)
+
+                        out.register_hook(bring)
+
+                    block.register_forward_hook(hook)
+                nn.Sequential(*blocks)(self.batch(rank, step)).square().mean().backward()
+                for number in numbers:
+                    mean[number] += flat_gradients(blocks[number], ranks) / ranks
+            flats = [flat - _RATE * change for flat, change in zip(flats, mean, strict=True)]
+        return flats
+
+
+_JUDGED = "result", "forward", "backward", "peak", "reduce"
+
+
+def _forged(seen: Seen) -> str:
+    """A message if the log has no mistake, but is not what the ranks did."""
+    if any(fault(seen, name) for name in _JUDGED):
+        return ""
+    for one in seen:
+        case = one.trial.cases[0]
+        if isinstance(case, Drifting) and one.error is None and one.results:
+            try:
+                message = case.forged(one.results[0])
+            except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+                message = UNREADABLE  # a rank may have sent anything
+            if message:
+                return f"{one.trial.words(0)}, {message}"
+    return ""
+
+
+_BLOCKS, _WIDTH = 8, 1024
+_WHOLE = "The memory of a block must be free when `free` returns: keep no copy of it."
+
+
+@dataclass(frozen=True)
+class LargeBlocks(ResidentCase):
+    """A case with blocks so large that the kernel's count shows how many of them are whole."""
+
+    finished: ClassVar[tuple[str, ...]] = FINISHED
+    elements = _BLOCKS * _WIDTH**2
+    moments = (
+        Moment(
+            "peak",
+            "before the first step",
+            lambda size, n: size / n - size,
+            _WHOLE,
+        ),
+        Moment(
+            "peak",
+            "after forward",
+            lambda size, n: 0,
+            _WHOLE,
+            peak=lambda size, n: 3 * size / _BLOCKS,  # two blocks, and what a gather sends
+            passes=lambda size, n: size / _BLOCKS,
+        ),
+        Moment(
+            "peak",
+            "after backward",
+            lambda size, n: size / n,
+            _WHOLE,
+            passes=lambda size, n: size / n,
+        ),
+    )
+
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{counted(_BLOCKS, 'block')} of {amount(4 * _WIDTH**2)}"
+
+    def given(self, rank: int, world_size: int) -> Tensor:
+        import torch
+
+        draw = torch.Generator().manual_seed(1009 * self.seed + rank)
+        return torch.randn(2, _WIDTH, generator=draw)
+
+    @staticmethod
+    def on_rank(fn: Callable[..., Any], given: Tensor) -> dict[str, Any]:
+        def use(fn: Callable[..., Any], width: int, mark: Mark) -> dict[str, Any]:
+            return _train_large(fn, given[:, :width], mark)
+
+        with finished_calls(*FINISHED, refuse=True) as finished:
+            try:
+                result = use_twice(use, fn, large=_WIDTH)
+            except Exception as error:  # noqa: BLE001  what `free` frees cannot be read
+                result = {"failed": f"{type(error).__name__}: {error}"[:300]}
+        return {**result, "finished": sorted(finished)}
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        from torch import nn
+
+        if any(result.get("failed") for result in results):
+            return  # see `_whole`
+        ranks, blocks = len(results), _large_blocks(_WIDTH)
+        for rank in range(ranks):
+            loss = nn.Sequential(*blocks)(self.given(rank, ranks)).square().mean()
+            (loss / ranks).backward()
+        for rank, result in enumerate(results):
+            right = [flat_gradients(b, ranks).chunk(ranks)[rank][::_EVERY] for b in blocks]
+            got = result["gradients"]
+            if len(got) != len(right) or not all(map(alike, got, right)):
+                yield "peak", f"rank {rank}: the gradients of blocks of this size are wrong."
+                return
+
+
+_grown = grown_by("peak")
+
+
+def _whole(seen: Seen) -> str:
+    """A message if the log has no mistake, but the kernel counts more memory; see `_forged`."""
+    if any(fault(seen, name) for name in _JUDGED):
+        return ""
+    for one in seen:
+        if isinstance(one.trial.cases[0], LargeBlocks) and one.error is None:
+            failed = (str(result.get("failed") or "") for result in one.results[0])
+            if message := next(filter(None, failed), ""):
+                return f"{one.trial.words(0)}: {message}"
+    return _grown(seen) or _forged(seen)
+
+
+_EVERY = 4099  # every so many elements of a gradient are judged
+
+
+def _large_blocks(width: int) -> list[nn.Module]:
+    import torch
+    from torch import nn
+
+    draw, blocks = torch.Generator().manual_seed(width), list[nn.Module]()
+    for _ in range(_BLOCKS):
+        layer = nn.Linear(width, width, bias=False, device="meta")
+        numbers = torch.empty(width, width).uniform_(-1, 1, generator=draw) / width**0.5
+        layer.weight = nn.Parameter(numbers)
+        blocks.append(nn.Sequential(layer, nn.Tanh()))
+    return blocks
+
+
+def _train_large(fn: Callable[..., Any], inputs: Tensor, mark: Mark) -> dict[str, Any]:
+    """Run on a rank: one forward and one backward pass, with functions that free memory."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    def shard(block: nn.Module) -> tuple[Tensor, Tensor]:
+        flat = flat_of(block.parameters(), ranks)
+        lay(block, flat)
+        return flat, nn.Parameter(flat.chunk(ranks)[rank].clone())
+
+    def gather(block: nn.Module, flat: Tensor, piece: Tensor) -> None:
+        flat.untyped_storage().resize_(flat.nbytes)
+        dist.all_gather_single(flat.data, piece.detach().clone())
+
+    def free(block: nn.Module, flat: Tensor) -> None:
+        flat.untyped_storage().resize_(0)
+
+    def reduce(block: nn.Module, piece: Tensor) -> None:
+        flat = flat_gradients(block, ranks)
+        block.zero_grad()
+        dist.all_reduce(flat)
+        piece.grad = flat.chunk(ranks)[rank] / ranks
+
+    blocks = _large_blocks(inputs.shape[1])
+    model = nn.Sequential(*blocks)
+    mark()
+    pieces = fn(list(blocks), shard, gather, free, reduce)
+    mark()
+    loss = model(inputs).square().mean()
+    mark()
+    loss.backward()
+    mark()
+    gradients = [torch.zeros(1) if p.grad is None else p.grad[::_EVERY].clone() for p in pieces]
+    return {"gradients": gradients}
 
 
 def faults_in(log: Log, blocks: int) -> Iterator[Fault]:
@@ -241,7 +497,10 @@ def _trials(seed: int) -> list[Trial]:
     def case() -> Hooked:
         return Hooked(draw.randrange(10**6), tuple(draw.sample(range(3, 12), 5)))
 
-    return [Trial(ranks, [case()]) for ranks in (2, 3, 1)]
+    trials = [Trial(ranks, [case()]) for ranks in (2, 3, 1)]
+    drifting = Drifting(draw.randrange(10**6), tuple(draw.sample(range(3, 12), 5)))
+    large = LargeBlocks(draw.randrange(10**6))
+    return [*trials, Trial(3, [drifting]), Trial(2, [large], limit=20.0)]
 
 
 PART = Part(
@@ -254,10 +513,15 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("result", 2, "it trains as one process does", "forward", "backward", "reduce"),
-            rule("forward", 2, "blocks are gathered before each forward"),
-            rule("backward", 2, "blocks are gathered before each backward"),
-            rule("peak", 1, "at most two blocks are whole; they are freed before being reduced"),
-            rule("reduce", 1, "reduced once, with all gradients", "backward"),
+            rule("forward", 2, "blocks are gathered before each forward", also=_forged),
+            rule("backward", 2, "blocks are gathered before each backward", also=_forged),
+            rule(
+                "peak",
+                1,
+                "at most two blocks are whole; they are freed before being reduced",
+                also=_whole,
+            ),
+            rule("reduce", 1, "reduced once, with all gradients", "backward", also=_forged),
         ),
     ),
     reference="dtlab.parallel.zero.fully_sharded.NaiveZero3",

@@ -166,6 +166,7 @@ class ResidentShards(ResidentCase):
     layers: tuple[tuple[int, int], ...]
     packed: bool = False
     numbers: tuple[int, ...] = ()
+    ready = 0.0  # the layers are made after the first mark
 
     @property
     def elements(self) -> int:  # type: ignore[override]

@@ -11,6 +11,7 @@ from typing import Any
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, rule
 from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import confirmed
 from dtlab.grading.parts import Part
 from dtlab.grading.words import ranks_in_words
 from dtlab.units.unit08.tiles import Cell, OnTiles
@@ -35,6 +36,9 @@ class Corners(OnTiles):
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
         hint = "Each side needs a strip of the tile's border."
         yield from (("bytes", text) for text in self.wrong_bytes(observation, hint))
+        yield from confirmed("peers", observation, self._wrong_peers(observation))
+
+    def _wrong_peers(self, observation: Observation) -> Iterator[Fault]:
         trace, where = observation.trace, observation.trial.words(0)
         for rank in range(observation.trial.world_size if trace is not None else 0):
             assert trace is not None

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Noted, rule
 from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.grading.checking.unseen import confirmed
 from dtlab.grading.parts import Part
 from dtlab.units.unit08.sequences import OnTokens, attention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MORE = 1.02  # allowed ratio to the products that are due
+_MORE, _LESS = 1.02, 0.98  # allowed ratios to the products that are due
 
 
 @dataclass(frozen=True)
@@ -83,11 +84,20 @@ class Causal(OnTokens):
                     f"of {run} keys. {enough} are enough: 4 in its own block, and 2 in each other "
                     "one. Leave hidden pairs out before the product, do not mask them.",
                 )
+            visible = 2 + 2 * (ranks - 1)  # without the hidden half of the own block
+            if pairs < visible * _LESS:
+                yield (
+                    "work",
+                    f"rank {rank} computes {pairs:.3g} pairs of runs with products of PyTorch, "
+                    f"and at least {visible} are visible. Only these products are counted: compute "
+                    "scores and outputs with @, in the thread that calls your function.",
+                )
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
         where = observation.trial.words(0)
-        for wrong in (self.wrong_peers, self.wrong_bytes):
-            yield from (("wire", f"{where}: {text}") for text in wrong(observation))
+        texts = [*self.wrong_peers(observation), *self.wrong_bytes(observation)]
+        faults = (("wire", f"{where}: {text}") for text in texts)
+        yield from confirmed("wire", observation, faults, self.needed(observation))
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -111,9 +121,9 @@ PART = Part(
         trials=_trials,
         rules=(
             rule("own", 2, "on one rank, a token attends to itself and to earlier ones"),
-            rule("result", 3, "causal attention over all tokens, on 2 to 4 ranks", "own"),
-            rule("work", 3, "each rank computes the same, and no hidden block", "own", "result"),
-            rule("wire", 2, "N-1 blocks go to the right neighbour", "own", "result"),
+            rule("result", 4, "causal attention over all tokens, on 2 to 4 ranks", "own"),
+            rule("work", 1, "each rank computes the same, and no hidden block", "own", "result"),
+            rule("wire", 3, "N-1 blocks go to the right neighbour", "own", "result"),
         ),
     ),
     reference="dtlab.parallel.context.ring_attention",

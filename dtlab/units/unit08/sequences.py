@@ -212,6 +212,12 @@ class OnTokens(Faulty):
                     )
                     break
 
+    @staticmethod
+    def needed(seen: Observation) -> int:
+        """The bytes that all ranks together must send: each block goes to all other ranks."""
+        blocks = sum(case.block for case in seen.trial.cases if isinstance(case, OnTokens))
+        return seen.trial.world_size * (seen.trial.world_size - 1) * blocks
+
     def wrong_bytes(self, seen: Observation) -> Iterator[str]:
         """Yields a sentence for each rank that sends more than all blocks but one."""
         ranks = seen.trial.world_size
