@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from dtlab.grading import Report, known_parts
 from dtlab.ranks.asking import Refused
 from dtlab.units.unit11 import server, sharded
-from dtlab.units.unit11.hosts import Actors, Reference, running
+from dtlab.units.unit11.hosts import Actors, Reference
 from dtlab.units.unit11.sharded import Recorder
 from tests.wrong_answers import answers_of, report_on
 
@@ -39,16 +38,6 @@ def right(name: str) -> Any:
 
 
 # 11/server ---------------------------------------------------------------------------------------
-
-
-def test_the_clock_of_the_loop_is_simulated() -> None:
-    async def an_hour() -> float:
-        await asyncio.sleep(3600)
-        return asyncio.get_running_loop().time()
-
-    started = time.monotonic()
-    assert running(an_hour()) >= 3600
-    assert time.monotonic() - started < 60
 
 
 def test_each_call_is_sent_after_the_report_on_the_one_before() -> None:
