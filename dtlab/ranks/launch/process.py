@@ -326,8 +326,25 @@ def flush() -> None:
 # ---------------------------------------------------------------------------- failures
 
 
+class RaisedApart(Exception):
+    """An exception of a fork of this rank (apart.py), which `describe` returns as it was there."""
+
+    def __init__(self, failure: RemoteFailure) -> None:
+        super().__init__(failure.message)
+        self._failure = failure
+
+    def described(self) -> RemoteFailure:
+        """The failure, with the notes that were added to this exception."""
+        notes = "".join(f"\n{note}" for note in getattr(self, "__notes__", ()))
+        (frames, text), *causes = self._failure.chain
+        chain = [(frames, text + notes), *causes]
+        return RemoteFailure(self._failure.kind, self._failure.message + notes, chain)
+
+
 def describe(error: BaseException, kind: str = "", value: Any = None) -> RemoteFailure:
     """An exception as plain data, with its causes."""
+    if isinstance(error, RaisedApart):
+        return error.described()
     chain: list[tuple[list[Frame], str]] = []
     cause: BaseException | None = error
     while cause is not None and len(chain) < 5:

@@ -11,7 +11,10 @@ import os
 import re
 import select
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from dtlab.ranks.protocol import Frame
@@ -19,6 +22,9 @@ from dtlab.ranks.protocol import Frame
 # A real-time signal, which programs rarely use, if the system has real-time signals.
 SIGNAL: int = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR2
 LINE = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+_WRITERS: dict[int, int] = {}  # by process, since a fork inherits the dict
 
 
 class StackPipe:
@@ -53,6 +59,23 @@ def report_on_signal(writer: int) -> None:
     """In a rank: write the stacks of all threads to `writer` on a signal and on a crash."""
     faulthandler.enable(file=writer, all_threads=True)
     faulthandler.register(SIGNAL, file=writer, all_threads=True)
+    _WRITERS[os.getpid()] = writer
+
+
+@contextmanager
+def answered_by(process: int) -> Iterator[None]:
+    """In a rank: pass requests for its stacks on to a fork of it, which then writes its own."""
+    writer = _WRITERS.get(os.getpid())
+    if writer is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    faulthandler.unregister(SIGNAL)
+    before = signal.signal(SIGNAL, lambda *_: os.kill(process, SIGNAL))
+    try:
+        yield
+    finally:
+        signal.signal(SIGNAL, before)
+        faulthandler.register(SIGNAL, file=writer, all_threads=True)
 
 
 def report_before_ending(writer: int) -> None:

@@ -5,94 +5,123 @@ the same script again, and compares the second run with one that was never kille
 
     0 ── 1 ── 2 ── save ── 3 ── 4 ── killed
                      └──── 3 ── 4 ── 5 ── save ── ...
+
+Each run is a process of its own, which dies by SIGKILL, so that only files survive. The images,
+the labels and the random numbers of a step are in the check's process: a run sends its state and
+gets gradients. So it cannot make a step again without being noticed.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import io
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
+from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
+from dtlab.ranks.apart import apart, die
+from dtlab.ranks.asking import ask
 
-__all__ = ["PART", "Killed", "Resumed", "Training", "differences", "start", "uninterrupted"]
+if TYPE_CHECKING:
+    from dtlab.ranks.asking import Dialogue
+
+__all__ = ["PART", "Resumed", "Training", "differences", "uninterrupted"]
 
 FINISHED, ALLOWED = ("dtlab.training.checkpoint", "dtlab.simple"), ("Samples",)
 SAMPLES, BATCH, FEATURES, CLASSES = 22, 4, 6, 3
-LIMIT = 15.0  # seconds for a trial: a run trains for a while, also on a busy machine
+LIMIT = 40.0  # seconds for a trial: dozens of processes train, also on a busy machine
 MOST_OPERATIONS = 40  # on files, in one of which a run is killed
 
 
-class Killed(BaseException):
-    """Ends a run where a kill would."""
-
-
 class Training:
-    """What a training script makes at its start: a model, all that trains it, and the samples."""
+    """What a training script makes at its start: a model, all that trains it, and the samples.
 
-    def __init__(self, seed: int) -> None:
+    `order` is the seed of the samples' order, `seed` that of all else. None means the same.
+    """
+
+    def __init__(self, seed: int, order: int | None = None) -> None:
         import torch
-        from torch import nn
-
-        from dtlab.training.checkpoint import Samples
 
         random.seed(seed)
         torch.manual_seed(seed)
         self.images = torch.randn(SAMPLES, FEATURES)
         self.labels = torch.randint(CLASSES, (SAMPLES,))
-        self.model = nn.Sequential(
-            nn.Linear(FEATURES, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, CLASSES)
-        )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.2, momentum=0.9)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.8)
-        self.samples = Samples(SAMPLES, BATCH, seed=seed)
+        self.model, self.optimizer, self.schedule = _trained()
+        self.samples = _samples(seed if order is None else order)
 
     def train(self, batch: Any) -> None:
         """One step: a random brightness, forward with dropout, backward, optimizer, schedule."""
-        from torch import nn
-
-        images = self.images[batch] * random.uniform(0.5, 1.5)
-        loss = nn.functional.cross_entropy(self.model(images), self.labels[batch])
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.loss(batch).backward()
         self.optimizer.step()
         self.schedule.step()
 
+    def loss(self, batch: Any) -> Any:
+        """The loss of a batch, for which random numbers are drawn."""
+        from torch import nn
+
+        images = self.images[batch] * random.uniform(0.5, 1.5)
+        return nn.functional.cross_entropy(self.model(images), self.labels[batch])
+
     def state(self) -> dict[str, Any]:
         """All that the next step depends on, in a form that can be compared."""
-        import torch
+        return _state(self.model, self.optimizer, self.schedule, self.samples)
 
-        momenta = [self.optimizer.state[p].get("momentum_buffer") for p in self.model.parameters()]
-        return {
-            "parameters": torch.cat([p.detach().flatten() for p in self.model.parameters()]),
-            "momentum": torch.cat([torch.zeros(0) if m is None else m.flatten() for m in momenta]),
-            "rate": float(self.optimizer.param_groups[0]["lr"]),
-            "schedule": int(self.schedule.last_epoch),
-            "drawn": int(self.samples.drawn),
-            "torch": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
-            "python": hashlib.sha256(repr(random.getstate()).encode()).hexdigest(),
-        }
+
+def _trained() -> tuple[Any, Any, Any]:
+    """A model, its optimizer and its schedule."""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(
+        nn.Linear(FEATURES, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, CLASSES)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.8)
+
+
+def _samples(order: int) -> Any:
+    from dtlab.training.checkpoint import Samples
+
+    return Samples(SAMPLES, BATCH, seed=order)
+
+
+def _state(model: Any, optimizer: Any, schedule: Any, samples: Any) -> dict[str, Any]:
+    import torch
+
+    momenta = [optimizer.state[p].get("momentum_buffer") for p in model.parameters()]
+    return {
+        "parameters": torch.cat([p.detach().flatten() for p in model.parameters()]),
+        "momentum": torch.cat([torch.zeros(0) if m is None else m.flatten() for m in momenta]),
+        "rate": float(optimizer.param_groups[0]["lr"]),
+        "schedule": int(schedule.last_epoch),
+        "drawn": int(samples.drawn),
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+    }
+
+
+def _order(seed: int) -> int:
+    """The seed of the samples' order, which a run knows; `seed` cannot be computed from it."""
+    return drawn_seed(seed, "order") % 2**31
 
 
 def uninterrupted(seed: int, steps: int) -> list[dict[str, Any]]:
     """The state before each step of a run without checkpoints, and after the last one."""
     with own_turn():
-        run, states = Training(seed), []
+        run, states = Training(seed, _order(seed)), []
         for _ in range(steps):
             states.append(run.state())
             run.train(next(run.samples))
@@ -124,22 +153,74 @@ class Resumed(Faulty):
             killed = "started again at the end" if self.kills else "killed during a save"
         return f"{self.steps} steps, a save after every {self.every}, {killed}"
 
-    def given(self, rank: int, world_size: int) -> dict[str, Any]:
-        begins = [0, *(kill // self.every * self.every for kill in self.kills)]
-        calls = [kill - begin for kill, begin in zip(self.kills, begins, strict=False)]
-        run = {"seed": self.seed, "steps": self.steps, "every": self.every}
-        return {"run": run, "calls": calls}
+    def given(self, rank: int, world_size: int) -> None:
+        return None
 
     @staticmethod
-    def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        run, calls = given["run"], given["calls"]
+    def on_rank(fn: Callable[..., Any], given: None) -> None:
+        _trained()  # imports what an optimizer needs, once for all forks
         refused = finished_calls(*FINISHED, refuse=True, allowed=ALLOWED)
         with refused as finished, tempfile.TemporaryDirectory() as folder:
-            if calls:
-                runs = [[start(fn, folder, **run, calls=count) for count in (*calls, None)]]
+            while (begin := ask(None)) is not None:
+                apart(functools.partial(_start, fn, folder, begin, finished))
+
+    def dialogue(self, rank: int, world_size: int) -> Dialogue:
+        """Starts the runs one after another, trains for them, and kills them."""
+        finished = set[str]()
+        yield  # the rank is ready
+        if self.kills:
+            begins = [0, *(kill // self.every * self.every for kill in self.kills)]
+            calls = [kill - begin for kill, begin in zip(self.kills, begins, strict=False)]
+            runs = []
+            for count in (*calls, None):
+                runs.append((yield from self._run(finished, "0", calls=count)))
+            return {"runs": [runs], "finished": sorted(finished)}
+        pairs = []
+        for operation in range(1, MOST_OPERATIONS):
+            first = yield from self._run(finished, str(operation), operation=operation)
+            if not first["killed"]:
+                break
+            second = yield from self._run(finished, str(operation), may_raise=True)
+            pairs.append([first, second])
+        return {"runs": pairs, "finished": sorted(finished), "whole": first}
+
+    def _run(
+        self, finished: set[str], folder: str, calls: int | None = None, operation: int = 0,
+        may_raise: bool = False,
+    ) -> Generator[Any, Any, dict[str, Any]]:  # fmt: skip
+        """Starts a run; kills it after some calls of `train`, or in an operation on files."""
+        states, touched = list[dict[str, Any]](), set[int]()  # steps done at operations on files
+        ended: dict[str, Any] = {"after": None, "killed": "", "error": ""}
+        order = _order(self.seed)
+        with own_turn():
+            job = Training(self.seed, order)
+            first = job.state()
+        message = yield {
+            "folder": folder, "steps": self.steps, "every": self.every, "order": order,
+            "may_raise": may_raise, "first": first,
+        }  # fmt: skip
+        while message is not None:  # else the rank is ready for the next run
+            finished |= {str(name)[:100] for name in message["finished"]}
+            state, words = message.get("state"), message.get("operation")
+            reply: dict[str, Any] | None = {}
+            if ended["killed"]:
+                reply = None
+            elif words is not None:
+                touched.add(len(states))
+                operation -= 1
+                if operation == 0:
+                    ended["killed"], reply = str(words)[:100], None
+            elif "batch" in message:
+                if len(states) == calls:
+                    ended |= {"killed": "in a step", "after": state}
+                    reply = None
+                else:
+                    states.append(state | {"drawn": state["drawn"] - BATCH})  # before this batch
+                    reply = _gradients(job, message["batch"], state)
             else:
-                runs = list(_in_every_operation(fn, folder, run))
-        return {"runs": runs, "finished": sorted(finished)}
+                ended |= {"after": state, "error": str(message.get("error", ""))[:150]}
+            message = yield reply
+        return {"steps": states, "touched": touched, **ended}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         right = uninterrupted(self.seed, self.steps)
@@ -147,6 +228,19 @@ class Resumed(Faulty):
             yield self.topic, "your function writes no file into the folder."
         for runs in results[0]["runs"]:
             yield from self._of(runs, right) if self.kills else self._of_save(runs, right)
+        whole = results[0].get("whole")
+        if whole and not whole["killed"]:
+            yield from self._unseen(whole)
+
+    def _unseen(self, whole: dict[str, Any]) -> Iterator[Fault]:
+        """Yields a fault if a save does nothing that could be interrupted by a kill."""
+        due = range(self.every, len(whole["steps"]) + 1, self.every)
+        if missing := [step for step in due if step not in whole["touched"]]:
+            yield (
+                "atomic",
+                f"the save after step {missing[0]} opens, renames and removes no file in the "
+                "folder. Write with open or torch.save, and rename with os.replace.",
+            )
 
     def _of(self, runs: Sequence[dict[str, Any]], right: Sequence[Any]) -> Iterator[Fault]:
         begin = 0
@@ -218,88 +312,120 @@ _STATE = (
 )
 
 
+def _gradients(job: Training, batch: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The gradients of a step from this state, and the states of the generators after it."""
+    import torch
+
+    with own_turn():
+        parameters = list(job.model.parameters())
+        torch.nn.utils.vector_to_parameters(state["parameters"], parameters)
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        gradients = torch.autograd.grad(job.loss(torch.as_tensor(batch)), parameters)
+        return {
+            "gradients": list(gradients),
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+        }
+
+
 # On the rank -------------------------------------------------------------------------------------
 
 
-def _in_every_operation(
-    fn: Callable[..., Any], folder: str, run: dict[str, Any]
-) -> Iterator[list[dict[str, Any]]]:
-    """Pairs of runs: one that is killed in an operation on files, and the one after it."""
-    for operation in range(1, MOST_OPERATIONS):
-        new = os.path.join(folder, str(operation))
-        os.mkdir(new)
-        first = start(fn, new, **run, operation=operation)
-        if not first["killed"]:
-            return
-        try:
-            second = start(fn, new, **run)
-        except Exception as error:  # noqa: BLE001  the answer may raise anything
-            message = f"{type(error).__name__}: {error}".splitlines()[0][:150]
-            second = {"steps": [], "error": message}
-        yield [first, second]
+class _Started:
+    """What the learner's function gets: a run whose steps the check computes.
+
+    The images and the labels are in the check's process, so a step can be made only with `train`.
+    """
+
+    def __init__(self, begin: dict[str, Any], tell: Callable[..., Any]) -> None:
+        import torch
+
+        self.model, self.optimizer, self.schedule = _trained()
+        torch.nn.utils.vector_to_parameters(begin["first"]["parameters"], self.model.parameters())
+        self.samples = _samples(begin["order"])
+        _set_generators(begin["first"])
+        self._tell = tell
+
+    def train(self, batch: Any) -> None:
+        """One step: forward and backward in the check's process, optimizer and schedule here."""
+        import torch
+
+        step = self._tell(batch=torch.as_tensor(batch), state=self._state())
+        for parameter, gradient in zip(self.model.parameters(), step["gradients"], strict=True):
+            parameter.grad = gradient
+        _set_generators(step)
+        self.optimizer.step()
+        self.schedule.step()
+
+    def _state(self) -> dict[str, Any]:
+        return _state(self.model, self.optimizer, self.schedule, self.samples)
 
 
-def start(
-    fn: Callable[..., Any], folder: str, seed: int, steps: int, every: int,
-    calls: int | None = None, operation: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """Starts the script; kills it after some calls of `train`, or in an operation on files."""
-    run, states, killed = Training(seed), list[dict[str, Any]](), ""
-    train = run.train
+def _set_generators(states: dict[str, Any]) -> None:
+    import torch
 
-    def noted(batch: Any) -> None:
-        if len(states) == calls:
-            raise Killed("in a step")
-        states.append(run.state() | {"drawn": run.samples.drawn - BATCH})  # before this batch
-        train(batch)
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
 
-    run.train = noted  # type: ignore[method-assign]
+
+def _start(fn: Callable[..., Any], folder: str, begin: dict[str, Any], finished: set[str]) -> None:
+    """A run, in a process of its own. It dies when an answer to what it tells is None."""
+
+    def tell(**message: Any) -> Any:
+        reply = ask(message | {"finished": sorted(finished)})
+        return reply if reply is not None else die()
+
+    path = Path(folder, begin["folder"])
+    path.mkdir(exist_ok=True)
+    run = _Started(begin, tell)
     try:
-        with _disk().killing(folder, operation):
-            fn(run, Path(folder), steps, every)
-    except Killed as kill:
-        killed = str(kill)
-    return {"steps": states, "after": run.state(), "killed": killed, "error": ""}
-
-
-@functools.cache
-def _disk() -> _Disk:
-    return _Disk()
+        with _Disk(str(path), lambda words: ask({"operation": words, "finished": []}), die):
+            fn(run, path, begin["steps"], begin["every"])
+    except Exception as error:
+        if not begin["may_raise"]:
+            raise
+        tell(error=f"{type(error).__name__}: {error}".splitlines()[0])
+    else:
+        tell(state=run._state())
 
 
 class _Disk:
-    """Kills a run in the n-th operation on files of a folder, and in all operations after it.
+    """Asks before every operation on files of a folder, in which the process may die.
 
-    A file that is opened for writing is left empty, and one that torch.save writes is left half
-    written. Python's audit events show the operations.
+    `goes_on(words)` answers None if it dies. Then a file that is opened for writing is left empty,
+    and one that torch.save writes is left half written. Python's audit events show operations.
     """
 
     EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink",
               "os.truncate", "shutil.rmtree")  # fmt: skip
 
-    def __init__(self) -> None:
-        self._folder, self._left = "", 0  # operations until the kill; 0: no kill
-        sys.addaudithook(self._on_event)
-
-    @contextmanager
-    def killing(self, folder: str, operation: int) -> Iterator[None]:
-        """Kills the block in this operation; in none if it is 0."""
+    def __init__(
+        self, folder: str, goes_on: Callable[[str], Any], dies: Callable[[], Any]
+    ) -> None:
         import torch
 
-        save = torch.save
+        self._folder, self._goes_on, self._dies = folder, goes_on, dies
+        self._active = False
+        self._save = torch.save
+        sys.addaudithook(self._on_event)
 
-        def half(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            # Pickling tensors calls torch.save too, in memory.
-            if self._inside(f) or self._inside(getattr(f, "name", None)):
-                self._operation("in torch.save", lambda: _write_half(save, obj, f))
-            save(obj, f, *args, **kwargs)
+    def __enter__(self) -> None:
+        import torch
 
-        self._folder, self._left = folder, operation
-        torch.save = half
-        try:
-            yield
-        finally:
-            torch.save, self._left = save, 0
+        torch.save, self._active = self._half, True
+
+    def __exit__(self, *_: object) -> None:
+        import torch
+
+        torch.save, self._active = self._save, False
+
+    def _half(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        """In place of torch.save, which may be killed in the middle."""
+        # Pickling tensors calls torch.save too, in memory.
+        if self._inside(f) or self._inside(getattr(f, "name", None)):
+            self._operation("in torch.save", lambda: _write_half(self._save, obj, f))
+        self._save(obj, f, *args, **kwargs)
 
     def _inside(self, path: Any) -> bool:
         """Whether this names something in the folder."""
@@ -307,7 +433,7 @@ class _Disk:
         return named and os.fsdecode(path).startswith(self._folder)
 
     def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._left or event not in self.EVENTS:
+        if not self._active or event not in self.EVENTS:
             return
         if not any(map(self._inside, arguments)):
             return
@@ -320,15 +446,11 @@ class _Disk:
             self._operation(f"just after opening {name}", lambda: _truncate(path, arguments[2]))
 
     def _operation(self, words: str, half: Callable[[], None]) -> None:
-        if self._left == 1:  # a dead process does nothing more
-            self._left = -1
-            folder, self._folder = self._folder, "\0"
+        self._active = False
+        if self._goes_on(words) is None:
             half()
-            self._folder = folder
-            raise Killed(words)
-        if self._left < 0:
-            raise Killed(words)
-        self._left -= self._left > 0
+            self._dies()
+        self._active = True
 
 
 def _write_half(save: Callable[..., None], obj: Any, f: Any) -> None:
@@ -338,6 +460,7 @@ def _write_half(save: Callable[..., None], obj: Any, f: Any) -> None:
     part = whole.getvalue()[: whole.tell() // 2]
     if hasattr(f, "write"):
         f.write(part)
+        f.flush()
     else:
         Path(f).write_bytes(part)
 
