@@ -1,10 +1,12 @@
 """Points do not depend on how many submissions are judged at once, nor on the process's state."""
 
+import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ def _state() -> tuple[object, ...]:
     of_numpy = np.random.get_state()  # noqa: NPY002
     return (
         torch.get_rng_state().tolist(), random.getstate(), repr(of_numpy),
-        torch.get_default_dtype(),
+        torch.get_default_dtype(), torch.get_num_threads(), dict(os.environ), os.getcwd(),
     )  # fmt: skip
 
 
@@ -66,6 +68,23 @@ def test_a_judge_neither_uses_nor_changes_the_state_of_the_process(
             assert _state() == before
         finally:
             torch.set_default_dtype(torch.float32)
+
+
+def test_a_turn_leaves_nothing_of_the_process_changed(tmp_path: Path) -> None:
+    before = _state()
+    with own_turn():
+        torch.manual_seed(1)
+        torch.set_default_dtype(torch.float64)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        np.random.seed(1)  # noqa: NPY002
+        random.seed(1)
+        os.environ["OF_A_JUDGE"] = "1"
+        os.chdir(tmp_path)
+        changed = _state()
+        with turn_paused():
+            assert _state() == before
+        assert _state() == changed
+    assert _state() == before
 
 
 def test_a_turn_keeps_its_random_numbers_while_it_is_paused() -> None:

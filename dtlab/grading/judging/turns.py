@@ -1,4 +1,7 @@
-"""One judge at a time uses what a process has only once: random generators and default dtype.
+"""One judge at a time uses what a process has only once.
+
+These are the random generators of torch, NumPy and Python, the default dtype, the number of
+torch's threads, the environment and the current folder.
 
 `dtlab grade` judges several submissions in threads of one process. A judge that computes the
 right result with seeded random numbers would get other numbers if another judge drew in between.
@@ -6,12 +9,13 @@ right result with seeded random numbers would get other numbers if another judge
     thread 1   own_turn ── trials ─┐ paused: its ranks run ┌─ faults ── done
     thread 2             waits     └─ own_turn ── trials ──┘ paused: its ranks run ...
 
-A turn begins with the usual default dtype, keeps its own state of the generators over its pauses,
-and leaves everything as it was found, so that a learner's kernel is not changed by a check.
+A turn begins with the usual default dtype, keeps its own state over its pauses, and leaves
+everything as it was found, so that a learner's kernel is not changed by a check.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -34,7 +38,7 @@ _LOCK, _HELD = threading.Lock(), _Held()
 
 @contextmanager
 def own_turn() -> Iterator[None]:
-    """Keeps other judges of this process waiting; restores generators and dtype at the end.
+    """Keeps other judges of this process waiting; restores the process's state at the end.
 
     May be used within another turn of the same thread, to restore the state earlier.
     """
@@ -72,20 +76,36 @@ def turn_paused() -> Iterator[None]:
 
 
 def _state() -> Restore:
-    """Returns a function that restores the present state of the generators and the dtype."""
+    """Returns a function that restores the present state of the process."""
     import numpy as np
     import torch
 
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     of_torch, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    threads, environment, folder = torch.get_num_threads(), dict(os.environ), _folder()
 
     def restore() -> None:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
         torch.set_rng_state(of_torch)
         torch.set_default_dtype(dtype)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        if os.environ != environment:
+            os.environ.clear()
+            os.environ.update(environment)
+        if folder is not None and _folder() != folder:
+            os.chdir(folder)
 
     return restore
+
+
+def _folder() -> str | None:
+    """The current folder; None if somebody has removed it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def _usual_dtype() -> None:
