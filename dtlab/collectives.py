@@ -1,10 +1,11 @@
 """The collectives of torch.distributed, built from send and receive alone.
 
-`simple_ring_all_reduce` shows the ring in 15 lines. `ring_all_reduce` sends the same chunks in the
-same rounds. It also posts each receive before the message is due, so that no sender waits for its
-receiver, and it takes any reduction, dtype and group. The other all-reduces compute the same sum
-at other costs. A message of S bytes takes a + S/B seconds (a: latency in seconds, B: one-way
-bandwidth in bytes/s). To reduce S bytes, N ranks that send and receive at the same time need
+`dtlab/simple.py` has the sum through a root and over a ring. `ring_all_reduce` here sends the same
+chunks in the same rounds. It also posts each receive before the message is due, so that no sender
+waits for its receiver, and it takes any reduction, dtype and group. The other all-reduces compute
+the same sum at other costs. A message of S bytes takes a + S/B seconds (a: latency in seconds, B:
+one-way bandwidth in bytes/s). To reduce S bytes, N ranks that send and receive at the same time
+need
 
     naive                2(N-1) (a + S/B)                everything passes through one rank
     ring                 2(N-1) a + 2(N-1)/N S/B         fewest bytes per rank, only two neighbours
@@ -13,12 +14,11 @@ bandwidth in bytes/s). To reduce S bytes, N ranks that send and receive at the s
     halving-doubling     2 log2 N a + 2(N-1)/N S/B       the ring's bytes in fewer rounds
     hierarchical         rings in and across nodes       fewest bytes between nodes
 
-Each function works in place and returns None once this rank's part is done. All functions except
-`simple_ring_all_reduce` accept what their counterparts in torch.distributed accept: any number of
-ranks, every dtype and reduction that gloo supports, empty tensors and subgroups. On a rank outside
-`group` they only warn. A tensor that is not contiguous goes through a contiguous copy. Before
-anything is sent, a reduction that the dtype does not support raises TypeError, and sizes that do
-not match raise ValueError.
+Each function works in place and returns None once this rank's part is done. It accepts what its
+counterpart in torch.distributed accepts: any number of ranks, every dtype and reduction that gloo
+supports, empty tensors and subgroups. On a rank outside `group` it only warns. A tensor that is
+not contiguous goes through a contiguous copy. Before anything is sent, a reduction that the dtype
+does not support raises TypeError, and sizes that do not match raise ValueError.
 """
 
 from __future__ import annotations
@@ -56,36 +56,10 @@ __all__ = [
     "ring_all_reduce",
     "ring_reduce_scatter",
     "run_labelled",
-    "simple_ring_all_reduce",
     "tree_all_reduce",
     "tree_broadcast",
 ]
 
-
-def simple_ring_all_reduce(tensor: Tensor, group: Group = None) -> None:
-    """Sum a contiguous tensor over all ranks, in place: the ring in its simplest form.
-
-    The ranks form a ring, and the tensor is cut into N chunks. In round k = 0, ..., 2N-3, rank r
-    sends chunk r-1-k (mod N) to its right neighbour, and receives chunk r-2-k, which it will send
-    next, from its left neighbour. In the first half of the rounds it adds the received chunk to
-    its copy of that chunk; then chunk r is complete on rank r. In the second half it overwrites
-    its copy. This version is for reading only; use `ring_all_reduce` in programs.
-    """
-    rank, n = dist.get_rank(group), dist.get_world_size(group)
-    chunks = tensor.view(-1).tensor_split(n)
-    for k in range(2 * (n - 1)):
-        outgoing, incoming = chunks[(rank - 1 - k) % n], chunks[(rank - 2 - k) % n]
-        received = torch.empty_like(incoming)
-        send_work: Any = dist.isend(outgoing, group=group, group_dst=(rank + 1) % n)
-        dist.recv(received, group=group, group_src=(rank - 1) % n)
-        if k < n - 1:
-            incoming += received
-        else:
-            incoming.copy_(received)
-        send_work.wait()  # a later round overwrites the chunk that was just sent
-
-
-# All collectives, for every size, dtype, reduction and group ------------------------------------
 
 Body = TypeVar("Body", bound=Callable[..., None])
 

@@ -742,7 +742,7 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         reason = "; ".join(f"rank {a} is blocked in {blocked[a]}, for rank {b}" for a, b in pairs)
         if path[-1] not in blocked:
             return f"{reason}, which has finished."
-        if any(blocked[a] != blocked[b] for a, b in pairs if blocked[a] in COLLECTIVES):
+        if any({blocked[a], blocked[b]} <= set(COLLECTIVES) for a, b in pairs):
             reason += "; all ranks must call the same collectives in the same order"
         return f"{reason}."
     return ""

@@ -11,7 +11,6 @@ import pytest
 
 import dtlab
 from dtlab.predict import Costs, bubble, peak_in_flight, simulate
-from dtlab.predict.simulate import simple_simulate
 from dtlab.schedules import (
     ScheduleError,
     gpipe,
@@ -21,6 +20,7 @@ from dtlab.schedules import (
     zb_h1,
     zb_h2,
 )
+from dtlab.simple import simulate as simple_simulate
 
 # Qi et al. 2024, tables 4 and 5: p, m, T_F, T_B, T_W, T_comm in ms; rates of 1F1B, ZB-H1, ZB-H2
 ZERO_BUBBLE = [
@@ -129,7 +129,7 @@ def test_the_drawing_of_the_module() -> None:
     drawn = [line.split("|")[1].split() for line in lines if line.strip().startswith("rank ")]
     schedule = one_f_one_b(3, 4)
     slots = [["."] * 12 for _ in schedule]
-    times = simple_simulate(schedule, {"F": 1, "B": 1})
+    times = simple_simulate(schedule, {"F": 1, "B": 1}, 0.0)
     for rank, row in enumerate(schedule):
         for action, (start, _) in zip(row, times[rank], strict=True):
             slots[rank][int(start)] = action.kind

@@ -16,8 +16,8 @@ stage the forward of the same microbatch. W needs I of the same microbatch and s
 occupy no rank and do not slow each other down (Qi et al. 2024, "Zero Bubble Pipeline Parallelism",
 section 3).
 
-`simple_simulate` returns the start and end of each action. `simulate` also validates the schedule,
-takes costs for each stage, computes with NumPy arrays, and returns a trace.
+`simulate` in `dtlab/simple.py` returns the start and end of each action. This one also validates
+the schedule, takes costs for each stage, computes with NumPy arrays, and returns a trace.
 """
 
 from __future__ import annotations
@@ -31,57 +31,17 @@ from typing import Any, Literal, NamedTuple, overload
 import numpy as np
 
 from dtlab.schedules import Action, as_schedule, validate
-from dtlab.schedules.actions import KINDS, Row, needs
+from dtlab.schedules.actions import KINDS, Row
 from dtlab.trace import Trace
 from dtlab.trace.columns import COMPUTE, NO_THREAD, RECV, SEND, Columns, Floats, Ints
 
 __all__ = [
-    "Actions", "Costs", "Times", "bubble", "peak_in_flight", "simple_simulate", "simulate",
-    "tabulate",
+    "Actions", "Costs", "Times", "bubble", "peak_in_flight", "simulate", "tabulate",
 ]  # fmt: skip
 
 PerStage = float | Sequence[float]
 SPANS = ("forward", "backward", "backward_input", "backward_weight")  # F, B, I, W in a trace
 _NAMES = [*SPANS, "send", "recv"]
-
-
-def simple_simulate(
-    schedule: Iterable[Row], seconds: Mapping[str, float], communication: float = 0.0
-) -> list[list[tuple[float, float]]]:
-    """Return start and end of every action of each rank: the simulator in its simplest form.
-
-    `seconds` gives the time of an action of each kind ("F", "B", "I", "W"). Each rank runs its
-    actions in order. An action starts when the rank is free and the result that it needs has
-    arrived. Raises: ValueError if there is no action, or if no rank can proceed.
-    """
-    rows = as_schedule(schedule)
-    home = {action: rank for rank, row in enumerate(rows) for action in row}
-    if not home:
-        raise ValueError("simple_simulate: the schedule has no actions. Pass at least one.")
-    last = max(action.stage for action in home)
-    end: dict[Action, float] = {}
-    times: list[list[tuple[float, float]]] = [[] for _ in rows]
-    while len(end) < len(home):
-        before = len(end)
-        for rank, row in enumerate(rows):
-            while len(times[rank]) < len(row):
-                action = row[len(times[rank])]
-                need = needs(action, last)
-                if need is not None and need not in home:  # a B that is split into I and W
-                    need = Action(need.stage, "I", need.microbatch)
-                if need is not None and need not in end:
-                    break
-                free = times[rank][-1][1] if times[rank] else 0.0
-                ready = 0.0 if need is None else end[need] + communication * (home[need] != rank)
-                start = max(free, ready)
-                end[action] = start + seconds[action.kind]
-                times[rank].append((start, end[action]))
-        if len(end) == before:
-            raise ValueError("no rank can proceed: actions need others that do not run.")
-    return times
-
-
-# The same with costs for each stage, validated, on NumPy arrays, as a trace ----------------------
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
     same parameters ──► each rank's gradients ──► their average over the ranks ──► same step
 
-`average_by_hooks` is the whole idea in ten lines. `NaiveDataParallel` wraps a module as PyTorch's
-DDP does, all-reduces each gradient separately, and waits for each all-reduce. `DataParallel` packs
-gradients into buckets; the all-reduce of a bucket overlaps with the backward computation of the
-next bucket (S. Li et al. 2020, "PyTorch Distributed", section 3.2):
+`average_by_hooks` and `average_in_buckets` in `dtlab/simple.py` are the idea. The classes here
+wrap a module as PyTorch's DDP does, with buffers, `no_sync`, and parameters that a rank does not
+use. `NaiveDataParallel` all-reduces each gradient separately, and waits for each all-reduce.
+`DataParallel` packs gradients into buckets; the all-reduce of a bucket overlaps with the backward
+computation of the next bucket (S. Li et al. 2020, "PyTorch Distributed", section 3.2):
 
     backward       layer 3     layer 2     layer 1
     bucket 0                       └─ all-reduce ─┐
@@ -31,34 +32,8 @@ from dtlab.parallel.data.buckets import Bucket, in_buckets
 from dtlab.parallel.data.replicas import assert_replicas_equal, broadcast
 from dtlab.training.compression import Compressor
 
-__all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal", "average_by_hooks"]
+__all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal"]
 
-
-def average_by_hooks(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Make `loss.backward()` average gradients: data parallelism in its simplest form.
-
-    All ranks begin with the parameters of the group's first rank. Backward calls the hook of a
-    parameter as soon as its `.grad` is complete, and the hook replaces `.grad` with the mean over
-    the ranks.
-
-    Every rank must use every parameter: otherwise the other ranks wait in an all-reduce that this
-    rank never calls. Buffers, such as the statistics of BatchNorm, stay different on each rank.
-    `DataParallel` handles both.
-    """
-    size = dist.get_world_size(group)
-
-    def average(parameter: Any) -> None:
-        dist.all_reduce(parameter.grad, group=group)
-        parameter.grad /= size
-
-    parameter: Any
-    for parameter in module.parameters():
-        dist.broadcast(parameter.data, group_src=0, group=group)
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(average)
-
-
-# The same as a wrapper of the module, then in buckets that overlap with backward -----------------
 
 AllReduce = Callable[..., Any]
 MIB = 2**20

@@ -9,12 +9,12 @@ for each rank. The kinds are F (forward), B (backward), and the two halves of B:
 inputs) and W (gradients of weights). The output of 0F1 is sent to 1F1; the input's gradient of 1B1
 is sent to 0B1.
 
-`simple_run_schedule` is the loop alone: one stage on each rank, receives that block, F and B only.
-`run_schedule` runs the same loop. It adds several stages on a rank, tensors of any shape and early
-receives (`messages.py`), I and W (`split_backward.py`), tied parameters (`tied.py`), and stages in
-`DataParallel`. Neither contains code for a particular schedule. On each stage, each microbatch has
-a separate autograd graph. Its leaves are the received tensors; B, or W, frees the graph. A step
-computes the same gradients as one process on the whole batch.
+`run_schedule` in `dtlab/simple.py` is the loop alone: one stage on each rank, receives that block,
+F and B only. `run_schedule` here runs the same loop. It adds several stages on a rank, tensors of
+any shape and early receives (`messages.py`), I and W (`split_backward.py`), tied parameters
+(`tied.py`), and stages in `DataParallel`. Neither contains code for a particular schedule. On each
+stage, each microbatch has a separate autograd graph. Its leaves are the received tensors; B, or W,
+frees the graph. A step computes the same gradients as one process on the whole batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,54 +37,8 @@ from dtlab.schedules import Action, Schedule, as_schedule
 from dtlab.schedules.actions import Row
 from dtlab.trace import span
 
-__all__ = [
-    "PipelineStage", "StepResult", "run_schedule",
-    "simple_run_schedule",
-]  # fmt: skip
+__all__ = ["PipelineStage", "StepResult", "run_schedule"]
 
-
-def simple_run_schedule(
-    schedule: Iterable[Row],
-    module: nn.Module,
-    inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    loss: Loss,
-) -> None:
-    """Run a schedule of F and B actions in its simplest form: one loop over this rank's list.
-
-    Rank r runs stage r. `inputs` and `targets` are lists of microbatches of equal shape, the same
-    on all ranks. Every stage must take and return float tensors of that shape. Gradients of the
-    mean loss are added to `.grad`. The forward message of microbatch m has tag 2m, its gradient
-    has tag 2m + 1, so each receive gets the right message, whatever else is in flight.
-    """
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
-    pending: dict[int, tuple[Any, Any]] = {}  # input and output of each microbatch, from F to B
-    sending: list[Any] = []
-    for _, kind, m in as_schedule(schedule)[rank]:
-        if kind == "F":
-            x = inputs[m].clone(memory_format=torch.contiguous_format)  # ranks > 0 overwrite it
-            if rank > 0:
-                dist.recv(x, src=rank - 1, tag=2 * m)
-            y = module(x.requires_grad_())
-            if rank < last:
-                sending.append(dist.isend(y.detach().contiguous(), dst=rank + 1, tag=2 * m))
-            pending[m] = x, y
-        else:
-            x, y = pending.pop(m)
-            if rank < last:
-                gradient = torch.empty_like(y, memory_format=torch.contiguous_format)
-                dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
-                y.backward(gradient)
-            else:
-                mean: Any = loss(y, targets[m]) / len(targets)
-                mean.backward()
-            if rank > 0:
-                sending.append(dist.isend(x.grad.contiguous(), dst=rank - 1, tag=2 * m + 1))
-    for message in sending:
-        message.wait()
-
-
-# The same loop for any stages, any schedule and any shapes ---------------------------------------
 
 REPLICAS = (DataParallel, NaiveDataParallel)
 SPANS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}

@@ -5,11 +5,12 @@ forward and again in backward, and freed after that. A reduce-scatter sends its 
 owners. For Psi parameters each rank sends 3 Psi (N-1)/N elements per step, while data parallelism
 sends 2 Psi (N-1)/N (Rajbhandari et al. 2020, "ZeRO", section 7.2.2).
 
-`SimpleShardedLinear` shows this for one layer. `NaiveZero3` does it for any module with hooks, and
-waits for each collective. `Zero3` overlaps: while a block computes, the next block is gathered and
-the gradients of the previous block are reduced (Zhao et al. 2023, "PyTorch FSDP", section 3.3).
-`sharded_block.py` gathers and frees a block; `sharded_module.py` cuts a module into blocks. Each
-number is the block that a collective gathers or reduces; the first gathers of a pass are left out:
+`ShardedLinear` in `dtlab/simple.py` is one layer. `NaiveZero3` does it for any module with hooks,
+and waits for each collective. `Zero3` overlaps: while a block computes, the next block is gathered
+and the gradients of the previous block are reduced (Zhao et al. 2023, "PyTorch FSDP", section
+3.3). `sharded_block.py` gathers and frees a block; `sharded_module.py` cuts a module into blocks.
+Each number is the block that a collective gathers or reduces; the first gathers of a pass are left
+out:
 
     forward     compute   root  block 0       block 1       block 2
                 gather       └─ 1 ─┘     └─ 2 ─┘
@@ -36,7 +37,6 @@ from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
@@ -51,7 +51,6 @@ from dtlab.parallel.zero.wrap_policy import Blocks
 __all__ = [
     "CallOrder",
     "NaiveZero3",
-    "SimpleShardedLinear",
     "Zero3",
     "cast",
     "in_backward",
@@ -59,43 +58,6 @@ __all__ = [
     "on_gradient",
     "tensors_in",
 ]
-
-
-class SimpleShardedLinear(torch.autograd.Function):
-    """ZeRO stage 3 in its simplest form: y = x @ weight.T; each rank keeps 1/N of weight's rows.
-
-        y = SimpleShardedLinear.apply(x, shard)      # shard: this rank's rows, a parameter
-
-    Each rank passes its own part of the batch as x, and gets all output features for it. All ranks
-    gather the weight, use it and free it: once in forward, and once more in backward. Then a
-    reduce-scatter gives each rank the gradient of its own rows, averaged over the ranks.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shard: Tensor) -> Tensor:
-        """Return y [batch, out] for x [batch, in] and this rank's shard [out / N, in]."""
-        ctx.save_for_backward(x, shard)
-        return x @ _gather_rows(shard).T  # the gathered weight is freed after this line
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of x and of the shard."""
-        x, shard = ctx.saved_tensors
-        (grad_y,) = gradients
-        grad_x = grad_y @ _gather_rows(shard)  # the gathered weight is freed after this line
-        grad_weight, grad_shard = grad_y.T @ x, torch.empty_like(shard)
-        dist.reduce_scatter_single(grad_shard, grad_weight)  # the sum of this rank's rows
-        return grad_x, grad_shard / dist.get_world_size()
-
-
-def _gather_rows(shard: Tensor) -> Tensor:
-    rows, columns = shard.shape
-    weight = shard.new_empty(rows * dist.get_world_size(), columns)
-    dist.all_gather_single(weight, shard)
-    return weight
-
-
-# Any module, block by block ----------------------------------------------------------------------
 
 
 class NaiveZero3(ShardedModule):

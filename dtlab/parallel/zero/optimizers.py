@@ -1,9 +1,9 @@
 """ZeRO stages 1 and 2: each rank has all parameters; its optimizer updates one of N shards.
 
-`SimpleZero1` is stage 1 in a few lines: each parameter has one owner. `Zero1` cuts flat buckets of
-parameters into N equal shards. So the division is even, and a bucket needs one reduce-scatter and
-one all-gather, not a reduce and a broadcast for each parameter. `Zero2` also reduces gradients
-during backward, and each rank keeps only the gradients of its shard. Their base class, in
+In `dtlab/simple.py` each parameter has one owner. `Zero1` here cuts flat buckets of parameters
+into N equal shards. So the division is even, and a bucket needs one reduce-scatter and one
+all-gather, not a reduce and a broadcast for each parameter. `Zero2` also reduces gradients during
+backward, and each rank keeps only the gradients of its shard. Their base class, in
 `sharded_optimizer.py`, saves and loads the state; `buckets.py` has a bucket. At ZeRO stage 3 no
 rank has all parameters: `Zero3`, in `fully_sharded.py`, wraps a module.
 
@@ -39,40 +39,8 @@ from dtlab.parallel.zero.sharded_optimizer import ShardedOptimizer, all_of
 from dtlab.parallel.zero.shards import clip_sharded_grad_norm_
 from dtlab.training.metrics import device_of
 
-__all__ = ["SimpleZero1", "Zero1", "Zero2"]
+__all__ = ["Zero1", "Zero2"]
 
-
-class SimpleZero1:
-    """ZeRO stage 1 in its simplest form: each parameter has one owner, the rank that steps it.
-
-    An optimizer keeps state only for its own parameters. Each of N ranks makes an optimizer for
-    every N-th parameter, so the rank keeps about 1/N of the state. All ranks begin with the first
-    rank's parameters. Every parameter must have a gradient.
-    """
-
-    def __init__(
-        self, params: Iterable[nn.Parameter], optimizer_class: Any, **arguments: Any
-    ) -> None:
-        self.params: list[Any] = list(params)
-        self.size = dist.get_world_size()
-        for parameter in self.params:
-            dist.broadcast(parameter.data, src=0)
-        owned = self.params[dist.get_rank() :: self.size]  # may be empty on the last ranks
-        self.optimizer = optimizer_class(owned, **arguments) if owned else None
-
-    def step(self) -> None:
-        """Reduce gradients to the owners, step owned parameters, and broadcast the new values."""
-        for number, parameter in enumerate(self.params):
-            dist.reduce(parameter.grad, dst=number % self.size)  # only the owner gets the sum
-            parameter.grad /= self.size  # the mean on the owner; no other rank uses its value
-        if self.optimizer:
-            self.optimizer.step()
-        for number, parameter in enumerate(self.params):
-            dist.broadcast(parameter.data, src=number % self.size)
-            parameter.grad = None  # as `zero_grad` does
-
-
-# The same with equal shards of flat buckets, then with sharded gradients (ZeRO stage 2) ----------
 
 IN_FLIGHT = 2  # buckets reduced at the same time: more would use memory and not save time
 
