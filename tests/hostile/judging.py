@@ -65,7 +65,11 @@ class Judging:
         self._undo.close()
 
     def _warm_up(self) -> None:
-        """Start the server: that is no submission's time, and no trace of one."""
+        """Start the server, and import what judges train with, which makes a folder in /tmp.
+
+        That is no submission's time, and no trace of one.
+        """
+        import torch._dynamo  # noqa: F401
         Enclosure(self._server, Walls(first_user(0))).close()
 
     def judge(self, entry: Hostile) -> Outcome:

@@ -31,7 +31,6 @@ from dtlab.grading.checking.trials import Trial, drawn_seed
 from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
-from dtlab.ranks.apart import apart, die
 from dtlab.ranks.asking import ask
 
 if TYPE_CHECKING:
@@ -158,6 +157,8 @@ class Resumed(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: None) -> None:
+        from dtlab.ranks.apart import apart
+
         _trained()  # imports what an optimizer needs, once for all forks
         refused = finished_calls(*FINISHED, refuse=True, allowed=ALLOWED)
         with refused as finished, tempfile.TemporaryDirectory() as folder:
@@ -371,6 +372,7 @@ def _set_generators(states: dict[str, Any]) -> None:
 
 def _start(fn: Callable[..., Any], folder: str, begin: dict[str, Any], finished: set[str]) -> None:
     """A run, in a process of its own. It dies when an answer to what it tells is None."""
+    from dtlab.ranks.apart import die
 
     def tell(**message: Any) -> Any:
         reply = ask(message | {"finished": sorted(finished)})
