@@ -834,7 +834,9 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         for process, pipe in zip(processes, pipes, strict=False):
             process.kill()
             process.join()
+            process.close()
             pipe.close()
+        del store  # and its port, which an exception would keep, because it refers to this frame
 
 
 def run_rank(

@@ -597,6 +597,8 @@ def test_launch_returns_one_result_for_each_rank(ranks: int) -> None:
 
 
 def _processes_and_ports() -> tuple[set[int], int, Any, set[str]]:
+    # With the first store, torch opens a pipe that stays for all later ones.
+    dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore
     process = psutil.Process()
     children = {child.pid for child in process.children(recursive=True)}
     return children, process.num_fds(), listening(), set(os.listdir(os.environ["TMPDIR"]))
@@ -680,8 +682,7 @@ def test_launch_explains_what_failed_and_leaves_nothing(fn: Any, message: str) -
     before = _processes_and_ports()
     with pytest.raises(RuntimeError, match=message) as caught:
         simple.launch(fn, 3)
-    del caught
-    assert _processes_and_ports() == before
+    assert _processes_and_ports() == before, caught  # also while the exception is kept
 
 
 def test_launch_leaves_nothing_after_a_good_run() -> None:
