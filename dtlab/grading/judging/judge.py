@@ -25,7 +25,7 @@ from dtlab.grading.checking.finished import absent_of
 from dtlab.grading.judging.cells import MISSING, Cells, Limits, NotTaken
 from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.judging.walled import WalledBench
-from dtlab.grading.parts import Part, find_part, known_parts, unit_packages
+from dtlab.grading.parts import Part, find_part, known_parts
 from dtlab.grading.questions.answers import Questions
 from dtlab.grading.report import Criterion, Report, as_html, as_text
 from dtlab.ranks.launch.client import Server
@@ -35,13 +35,13 @@ from dtlab.ranks.sandbox.walls import Walls
 
 __all__ = ["WARM", "Judged", "PartVerdict", "judge", "part_of"]
 
-# Modules that the warm server imports, so that rooms and ranks need not.
+# Modules that the warm server imports, so that rooms and ranks need not, and work done there.
 WARM = (
     "IPython.core.interactiveshell",
     "matplotlib_inline.backend_inline",
     "matplotlib.pyplot",
     "dtlab.grading.judging.walled",
-    *unit_packages(),
+    "dtlab.grading.judging.rank_needs:prepare",
     "dtlab.show",
     "torch._dynamo",  # optimizers import it
 )

@@ -197,11 +197,14 @@ def _long_enough(idle: float) -> bool:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import modules for the ranks of later launches."""
+    """Import modules for the ranks of later launches; "module:function" also calls a function."""
     for name in names:
+        module, _, function = name.partition(":")
         # The file may be half written now. If the error persists, the ranks report it better.
         with contextlib.suppress(ImportError, SyntaxError):
-            importlib.import_module(name)
+            imported = importlib.import_module(module)
+            if function:
+                getattr(imported, function)()
     gc.collect()
     gc.freeze()  # these objects are never collected, so their pages stay shared with the ranks
 

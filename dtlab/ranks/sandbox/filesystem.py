@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dtlab.ranks.sandbox import kernel_calls as kernel
 
-__all__ = ["EXCHANGE", "HOME", "change_root", "own_scratch"]
+__all__ = ["EXCHANGE", "HOME", "change_root", "of_instructors", "own_scratch"]
 
 HOME = "/home/learner"
 EXCHANGE = "/usr/local/share/nbgrader"  # where nbgrader keeps submissions
@@ -61,7 +61,7 @@ def change_root(user: int, scratch: int, hidden: Sequence[str]) -> None:
         kernel.mount_scratch(root + name, scratch)
     for source, is_link in _to_show(folders):
         _show(source, Path(root), is_link)
-    for name in hidden:
+    for name in (*hidden, *map(str, of_instructors())):
         _hide(Path(root + name))
     _devices(root)
     Path(root, "proc").mkdir()
@@ -71,6 +71,13 @@ def change_root(user: int, scratch: int, hidden: Sequence[str]) -> None:
         path.write_text(text)
         path.chmod(0o644)
     kernel.change_root(root)
+
+
+def of_instructors() -> list[Path]:
+    """Solutions and tests beside dtlab, if it runs from a checkout, which could be visible."""
+    checkout = Path(__file__).resolve().parents[3]
+    names = ("solutions", "tests") if (checkout / "pyproject.toml").exists() else ()
+    return [checkout / name for name in names]
 
 
 def _mount_point(folders: Sequence[Path]) -> str:
