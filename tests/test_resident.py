@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
 import pytest
 import torch
 
-from dtlab.ranks.record.resident_memory import TIMES, bytes_of, count, give_back_at_once
+from dtlab.ranks.record.resident_memory import TIMES, Count, bytes_of, count, give_back_at_once
 from tests.staying import on_ranks
 
 MB = 1_000_000
@@ -47,3 +49,59 @@ def test_elsewhere_than_in_a_rank_nothing_is_asked() -> None:
 
 def test_a_process_that_has_ended_has_no_memory() -> None:
     assert bytes_of(2**22 + 1) is None
+
+
+def in_a_file_in_memory_and_in_a_child() -> None:
+    give_back_at_once()
+    torch.ones(10)
+    count()
+    file = os.memfd_create("hidden")
+    os.write(file, b"\1" * 20 * MB)
+    count()
+    os.close(file)
+    if (child := os.fork()) == 0:
+        hidden = bytearray(b"\1" * 20 * MB)
+        time.sleep(2)
+        os._exit(len(hidden) % 1)
+    time.sleep(0.5)
+    count()
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    count()
+
+
+def test_files_in_memory_and_processes_that_a_rank_has_started_count_too() -> None:
+    (asked,) = on_ranks(in_a_file_in_memory_and_in_a_child, world_size=1).resident
+    before, file, child, after = (
+        min(asked[at : at + TIMES]) for at in range(0, len(asked), TIMES)
+    )
+    assert file - before == pytest.approx(20 * MB, abs=2 * MB)
+    assert child - before >= 20 * MB
+    assert after - before == pytest.approx(0, abs=2 * MB)
+
+
+def frees_before_each_count() -> None:
+    give_back_at_once()
+    torch.ones(10)
+    count()
+    held = bytearray(b"\1" * 30 * MB)
+    del held
+    count()
+    held = bytearray(b"\1" * 50 * MB)
+    del held
+
+
+def test_a_count_has_the_peak_since_the_one_before_it_and_the_last_one_that_after_it() -> None:
+    (asked,) = on_ranks(frees_before_each_count, world_size=1).resident
+    first, second = asked[0], asked[TIMES]
+    assert isinstance(first, Count)
+    assert isinstance(second, Count)
+    if second.peak is None:
+        pytest.skip("this system cannot start a new peak")
+    last = asked[-1]
+    assert isinstance(last, Count)
+    assert last.later is not None
+    # Building a bytearray from a product of bytes takes twice its size.
+    assert second.peak - first == pytest.approx(60 * MB, abs=5 * MB)
+    assert last.later - first == pytest.approx(100 * MB, abs=5 * MB)
+    assert second - first == pytest.approx(0, abs=2 * MB)

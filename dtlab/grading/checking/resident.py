@@ -106,7 +106,8 @@ class ResidentCase(Faulty):
                 yield from self._odd(rank)
                 return
             groups = [counts[at : at + TIMES] for at in range(0, len(counts), TIMES)]
-            least, peaks = [min(group) for group in groups], [_peak(group) for group in groups]
+            least: list[float] = [min(group) for group in groups]
+            peaks = [_peak(group) for group in groups]
             start = 1 + graded  # the place of the first mark
             # What an answer holds before its first use is no more than its imports: memory that it
             # frees later would hide as much.

@@ -327,7 +327,7 @@ def _keep(seed: int, fn: Callable[..., Any], rows: int, mark: Mark) -> dict[str,
     layers = [seeded(layer, seed + number) for number, layer in enumerate(empty)]
     x = torch.randn(rows, _WIDTH, generator=torch.Generator().manual_seed(seed))
     mark()
-    output = tensor_from("checkpoint_every", fn(list(layers), _K, x, checkpoint))
+    output: Any = tensor_from("checkpoint_every", fn(list(layers), _K, x, checkpoint))
     mark()
     output.sum().backward()
     mark()

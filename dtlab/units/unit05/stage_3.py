@@ -259,9 +259,7 @@ class Drifting(Hooked):
                     flat, later = at(number, 2 * step + 1), at(number, 2 * step + 2)
                     lay(block, flat)
 
-                    def hook(
-                        _: Any, __: Any, out: Tensor, now: Any = flat, to: Any = later
-                    ) -> None:
+                    def hook(_: Any, __: Any, out: Any, now: Any = flat, to: Any = later) -> None:
                         def bring(_: Tensor) -> None:
                             now.data.copy_(to)
 
