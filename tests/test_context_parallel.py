@@ -18,8 +18,6 @@ from dtlab.parallel.context import (
     ring,
     ring_attention,
     shard_sequence,
-    simple_ring_attention,
-    simple_ulysses_attention,
     tokens_of,
     ulysses_attention,
     work_of,
@@ -169,21 +167,6 @@ def unequal(kind: str) -> None:
 def test_launch_reports_shards_of_different_length(kind: str) -> None:
     with pytest.raises(dtlab.DeadlockError, match=r"(?s)rank.*(sends|called all_gather)"):
         dtlab.launch(unequal, kind, world_size=2)
-
-
-def in_simple_steps() -> list[Tensor]:
-    q, k, v = (shard_sequence(x) for x in inputs()[:3])
-    return [
-        join_sequence(simple_ring_attention(q, k, v)),
-        join_sequence(simple_ulysses_attention(q, k, v)),
-    ]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_simple_versions_equal_one_process(ranks: int) -> None:
-    ring, ulysses = on_ranks(in_simple_steps, world_size=ranks).values[-1]
-    torch.testing.assert_close(ring, whole(HEADS, False)[0], **EXACT)
-    torch.testing.assert_close(ulysses, whole(HEADS, True)[0], **EXACT)
 
 
 def in_a_group() -> tuple[Tensor, Tensor]:

@@ -23,7 +23,6 @@ from dtlab.parallel.domain import (
     own_tile,
     shallow_water_start,
     shallow_water_step,
-    simple_halo_exchange,
     step_alone,
 )
 from dtlab.parallel.domain import layers as domain_layers
@@ -91,18 +90,6 @@ def test_tiles_with_halos_are_cuts_of_the_whole_field(
         (padded, wanted), (gradient, of_whole) = pairs
         assert torch.equal(padded, wanted)
         torch.testing.assert_close(gradient, of_whole, **EXACT)
-
-
-def simple() -> tuple[Tensor, Tensor]:
-    mesh = make_mesh(y=dist.get_world_size())
-    tile = own_tile(drawn(7, 3), mesh)
-    return simple_halo_exchange(tile), halo_exchange(tile, mesh, 1)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_simple_version_equals_the_general_one(ranks: int) -> None:
-    for ours, general in on_ranks(simple, world_size=ranks).values:
-        assert torch.equal(ours, general)
 
 
 def simulate(kind: str, sizes: dict[str, int], boundary: str) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,6 @@ from dtlab.parallel.context.order import tokens_of as tokens_of
 from dtlab.parallel.context.order import work_of as work_of
 from dtlab.parallel.context.ring import gathered_attention as gathered_attention
 from dtlab.parallel.context.ring import ring_attention as ring_attention
-from dtlab.parallel.context.ring import simple_ring_attention as simple_ring_attention
-from dtlab.parallel.context.ulysses import simple_ulysses_attention as simple_ulysses_attention
 from dtlab.parallel.context.ulysses import ulysses_attention as ulysses_attention
 
 __all__ = [
@@ -15,8 +13,6 @@ __all__ = [
     "join_sequence",
     "ring_attention",
     "shard_sequence",
-    "simple_ring_attention",
-    "simple_ulysses_attention",
     "tokens_of",
     "ulysses_attention",
     "work_of",

@@ -17,6 +17,9 @@ With c tokens per rank and hidden size h, a round computes 4 c^2 h operations an
 elements, which is hidden if c is large (`dtlab.predict.context`). In backward blocks and gradients
 travel: each rank adds its part, and after the last round each rank has its block's gradient.
 
+`dtlab/simple.py` has the rounds of a forward pass without a mask. The functions here add the mask,
+the backward pass, blocks that arrive while the rank computes, grouped heads and 16-bit inputs.
+
 With a causal mask, a rank skips the blocks after its own tokens. In contiguous order this leaves
 the first rank almost idle while the last one works in every round. In zig-zag order (`order.py`)
 each rank works the same in every round.
@@ -41,28 +44,7 @@ from torch.autograd.function import once_differentiable
 from dtlab.messages import Group
 from dtlab.parallel.context.order import tokens_of
 
-__all__ = ["check_inputs", "gathered_attention", "ring_attention", "simple_ring_attention"]
-
-
-def simple_ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
-    """Attention over all ranks' tokens, unmasked, forward only; q, k, v [..., s / ranks, d]."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    output, lse = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
-    for step in range(ranks):
-        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        block_lse = scores.logsumexp(-1, keepdim=True)
-        new_lse = torch.logaddexp(lse, block_lse)
-        output = output * (lse - new_lse).exp() + (scores - new_lse).exp() @ v
-        lse = new_lse
-        if step < ranks - 1:
-            block = torch.stack([k, v])
-            arriving = torch.empty_like(block)
-            send = dist.P2POp(dist.isend, block, None, group, group_peer=(rank + 1) % ranks)
-            receive = dist.P2POp(dist.irecv, arriving, None, group, group_peer=(rank - 1) % ranks)
-            for work in dist.batch_isend_irecv([send, receive]):
-                work.wait()
-            k, v = arriving
-    return output
+__all__ = ["check_inputs", "gathered_attention", "ring_attention"]
 
 
 def ring_attention(

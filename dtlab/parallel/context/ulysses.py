@@ -12,6 +12,9 @@ N tokens, hidden size h and P ranks a rank sends N h / P * (P - 1) / P elements 
 queries, keys, values and outputs: 4 N h (P - 1) / P^2. The backward pass sends as many. Every rank
 needs at least one head of the queries and one of the keys and values, which limits P.
 
+`dtlab/simple.py` has the exchange for the forward pass. The function here also has a backward
+pass, sends queries, keys and values in one message, and takes grouped heads.
+
 Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.
 """
 
@@ -28,24 +31,7 @@ from torch.autograd.function import once_differentiable
 from dtlab.messages import Group
 from dtlab.parallel.context.ring import check_inputs
 
-__all__ = ["simple_ulysses_attention", "ulysses_attention"]
-
-
-def simple_ulysses_attention(q: Tensor, k: Tensor, v: Tensor, group: Group = None) -> Tensor:
-    """Causal attention over the tokens of all ranks: forward only, without grouped heads."""
-    ranks = dist.get_world_size(group)
-
-    def exchange(parts: list[Tensor]) -> list[Tensor]:
-        """Send part r to rank r, and return what each rank sent here."""
-        sent = torch.stack(parts)
-        received = torch.empty_like(sent)
-        dist.all_to_all_single(received, sent, group=group)
-        return list(received)
-
-    # From [b, heads, tokens / ranks, d] to [b, heads / ranks, tokens, d]
-    whole = [torch.cat(exchange(list(x.chunk(ranks, dim=1))), dim=2) for x in (q, k, v)]
-    mixed = F.scaled_dot_product_attention(whole[0], whole[1], whole[2], is_causal=True)
-    return torch.cat(exchange(list(mixed.chunk(ranks, dim=2))), dim=1)
+__all__ = ["ulysses_attention"]
 
 
 def ulysses_attention(

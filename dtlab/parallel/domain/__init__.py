@@ -3,7 +3,6 @@
 from dtlab.parallel.domain.halo import halo_exchange as halo_exchange
 from dtlab.parallel.domain.halo import join_tiles as join_tiles
 from dtlab.parallel.domain.halo import own_tile as own_tile
-from dtlab.parallel.domain.halo import simple_halo_exchange as simple_halo_exchange
 from dtlab.parallel.domain.layers import DomainParallelConv2d as DomainParallelConv2d
 from dtlab.parallel.domain.layers import DomainParallelGroupNorm as DomainParallelGroupNorm
 from dtlab.parallel.domain.layers import mean_over_tiles as mean_over_tiles
@@ -24,6 +23,5 @@ __all__ = [
     "own_tile",
     "shallow_water_start",
     "shallow_water_step",
-    "simple_halo_exchange",
     "step_alone",
 ]

@@ -15,6 +15,9 @@ cells with C channels sends 2 w W C elements for the rows and 2 w (H + 2 w) C fo
 computes H W C. So large tiles are cheap: the border grows more slowly than the area.
 
 In backward each rank sends its halo's gradient to the neighbours, which add it to their cells'.
+
+`dtlab/simple.py` has the exchange of one row in one dimension. The functions here add several
+axes, any width, periodic boundaries, and the backward pass.
 """
 
 from __future__ import annotations
@@ -35,29 +38,11 @@ __all__ = [
     "halo_exchange",
     "join_tiles",
     "own_tile",
-    "simple_halo_exchange",
     "split_dims",
 ]
 
 DIMS = {"z": -3, "y": -2, "x": -1}  # the dim of a field that each axis of a mesh splits
 Widths = int | Mapping[str, tuple[int, int]]
-
-
-def simple_halo_exchange(tile: Tensor, group: Group = None) -> Tensor:
-    """Rows split over ranks in one dimension: one row from each neighbour, zeros at the ends."""
-    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    padded = torch.cat([torch.zeros_like(tile[:1]), tile, torch.zeros_like(tile[:1])])
-    works: list[Any] = []
-    for neighbour, edge, halo in [
-        (rank - 1, tile[:1], padded[:1]),
-        (rank + 1, tile[-1:], padded[-1:]),
-    ]:
-        if 0 <= neighbour < ranks:
-            works.append(dist.isend(edge.contiguous(), group=group, group_dst=neighbour))
-            works.append(dist.irecv(halo, group=group, group_src=neighbour))
-    for work in works:
-        work.wait()
-    return padded
 
 
 def halo_exchange(
