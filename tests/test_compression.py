@@ -24,8 +24,6 @@ from dtlab.training.compression import (
     PowerSGD,
     TopK,
     power_sgd_elements,
-    simple_power_sgd_mean,
-    simple_top_k_mean,
 )
 from tests.staying import on_ranks
 
@@ -62,34 +60,6 @@ def test_nothing_is_lost_where_everything_is_sent(ranks: int) -> None:
             for step, gradients in enumerate(results):
                 for gradient, right in zip(gradients, exact(step, ranks), strict=True):
                     torch.testing.assert_close(gradient, right, rtol=1e-6, atol=1e-6)
-
-
-def top_k_in_steps() -> tuple[list[Tensor], list[Tensor]]:
-    compressor, error, fast, simple = TopK(0.1), torch.zeros(13, 9), [], []
-    for step in range(STEPS):
-        gradient = gradients_of(step, dist.get_rank(), torch.float32)[0]
-        simple.append(simple_top_k_mean(gradient, error, k=11))
-        compressor.sum([gradient])
-        fast.append(gradient / dist.get_world_size())
-    return fast, simple
-
-
-def power_sgd_in_steps() -> tuple[list[Tensor], list[Tensor]]:
-    compressor, error, fast, simple = PowerSGD(2, seed=5), torch.zeros(13, 9), [], []
-    q = torch.randn(9, 2, generator=torch.Generator().manual_seed(5))
-    for step in range(STEPS):
-        gradient = gradients_of(step, dist.get_rank(), torch.float32)[0]
-        simple.append(simple_power_sgd_mean(gradient, q, error))
-        compressor.sum([gradient])
-        fast.append(gradient / dist.get_world_size())
-    return fast, simple
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("steps", [top_k_in_steps, power_sgd_in_steps])
-def test_the_simple_versions_give_the_same(steps: Callable[[], Any], ranks: int) -> None:
-    for fast, simple in on_ranks(steps, world_size=ranks).values:
-        torch.testing.assert_close(fast, simple, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", [lambda: TopK(0.05), lambda: PowerSGD(1)])

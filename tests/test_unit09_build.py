@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dtlab.grading import known_parts
-from dtlab.training.compression import simple_power_sgd_mean, simple_top_k_mean
+from dtlab.simple import power_sgd_mean, top_k_mean
 from dtlab.units.unit09.compressed import Compressed
 from dtlab.units.unit09.overlap import Arriving
 from dtlab.units.unit09.power_sgd import PowerSGD
@@ -40,9 +40,9 @@ def simple(case: Compressed, given: list[Any]) -> dict[str, Any]:
     for gradient in gradients:
         before = {name: tensor.clone() for name, tensor in state.items()}
         if isinstance(case, TopK):
-            mean = simple_top_k_mean(gradient, state["error"], rest[0])
+            mean = top_k_mean(gradient, state["error"], rest[0])
         else:
-            mean = simple_power_sgd_mean(gradient, state["q"], state["error"])
+            mean = power_sgd_mean(gradient, state["q"], state["error"])
         after = {name: tensor.clone() for name, tensor in state.items()}
         steps.append({"mean": mean, "before": before, "after": after})
     return {"steps": steps}

@@ -4,7 +4,8 @@
     top-k       the k largest elements of a gradient, with their places  8 bytes for each of them
     PowerSGD    a matrix M [n, m] as P Q^T with r columns                r (n + m) elements
 
-`Bf16`, `TopK` and `PowerSGD` serve PyTorch's DDP and our `DataParallel`:
+`dtlab/simple.py` has top-k and PowerSGD for one gradient. `Bf16`, `TopK` and `PowerSGD` compress
+all gradients of a bucket in few messages. They serve PyTorch's DDP and our `DataParallel`:
 
     DDP(module).register_comm_hook(None, PowerSGD(rank=2).hook)
     DataParallel(module, compression=PowerSGD(rank=2))
@@ -43,49 +44,9 @@ __all__ = [
     "PowerSGD",
     "TopK",
     "power_sgd_elements",
-    "simple_power_sgd_mean",
-    "simple_top_k_mean",
 ]
 
 Group = dist.ProcessGroup | None
-
-
-# Simple: one gradient, and its error from the last step ------------------------------------------
-
-
-def simple_top_k_mean(gradient: Tensor, error: Tensor, k: int, group: Group = None) -> Tensor:
-    """Return the mean over ranks of each rank's k largest elements; update `error` in place."""
-    error += gradient
-    flat = error.flatten()
-    places = flat.abs().topk(k).indices.int()  # 4 bytes each, as the values
-    values = flat[places]
-    ranks = dist.get_world_size(group)
-    all_places, all_values = places.new_empty(ranks * k), values.new_empty(ranks * k)
-    dist.all_gather_single(all_places, places, group=group)
-    dist.all_gather_single(all_values, values, group=group)
-    error.view(-1)[places] = 0  # these were sent; the rest waits for the next step
-    return torch.zeros_like(flat).index_add_(0, all_places, all_values).view_as(error) / ranks
-
-
-def simple_power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor, group: Group = None) -> Tensor:
-    """Return an approximation of the mean of `matrix` [n, m] over ranks; update q [m, r], error.
-
-    One step of subspace iteration: q from the last step is almost the right subspace already, as
-    gradients change slowly. All ranks begin with the same q.
-    """
-    ranks, whole = dist.get_world_size(group), matrix + error
-    p = whole @ q
-    dist.all_reduce(p, group=group)
-    p = torch.linalg.qr(p).Q
-    q.copy_(whole.T @ p)
-    dist.all_reduce(q, group=group)
-    q /= ranks
-    mean: Tensor = p @ q.T
-    error.copy_(whole - mean)
-    return mean
-
-
-# The same for all gradients of a bucket, in few messages -----------------------------------------
 
 
 class Compressor:
