@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtlab import simple
 from dtlab.parallel.data import DataParallel, assert_replicas_equal
 from dtlab.parallel.mesh import make_mesh
 from dtlab.parallel.tensor import (
@@ -29,8 +30,6 @@ from dtlab.parallel.tensor import (
     full_state_dict,
     gather_from_region,
     load_full_state_dict,
-    naive_column_linear,
-    naive_row_linear,
     reduce_from_region,
     regions,
     scatter_to_region,
@@ -175,8 +174,8 @@ def linears(outputs: int) -> None:
     dense_x, x, naive_x = (drawn(2, 3, 5).requires_grad_() for _ in range(3))
     wanted = last(first(dense_x).tanh())
     got = row(column(x).tanh())
-    inner = naive_column_linear(naive_x, naive[0].weight, naive[0].bias).tanh()
-    plain = naive_row_linear(inner, naive[1].weight, naive[1].bias)
+    inner = simple.column_linear(naive_x, naive[0].weight, naive[0].bias).tanh()
+    plain = simple.row_linear(inner, naive[1].weight, naive[1].bias)
     for y in (wanted, got, plain):
         y.square().sum().backward()
     same([got, x.grad], [wanted, dense_x.grad])

@@ -17,8 +17,6 @@ from dtlab.parallel.tensor.layers import ParallelMLP as ParallelMLP
 from dtlab.parallel.tensor.linear import ColumnParallelLinear as ColumnParallelLinear
 from dtlab.parallel.tensor.linear import RowParallelLinear as RowParallelLinear
 from dtlab.parallel.tensor.linear import ShardedLayer as ShardedLayer
-from dtlab.parallel.tensor.linear import naive_column_linear as naive_column_linear
-from dtlab.parallel.tensor.linear import naive_row_linear as naive_row_linear
 from dtlab.parallel.tensor.regions import copy_to_region as copy_to_region
 from dtlab.parallel.tensor.regions import gather_from_region as gather_from_region
 from dtlab.parallel.tensor.regions import reduce_from_region as reduce_from_region
@@ -45,8 +43,6 @@ __all__ = [
     "full_state_dict",
     "gather_from_region",
     "load_full_state_dict",
-    "naive_column_linear",
-    "naive_row_linear",
     "reduce_from_region",
     "scatter_to_region",
     "vocab_parallel_cross_entropy",

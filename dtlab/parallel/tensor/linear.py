@@ -13,12 +13,12 @@ transposed, so a column of A is a row of the weight.
     column parallel   f   return the input                 all-reduce the input's gradient
     row parallel      g   all-reduce the partial outputs   return the gradient
 
-`naive_column_linear` is `F.linear` after f, and `naive_row_linear` is `F.linear` before g. Each of
-the layers computes the same in one autograd function. The column-parallel layer computes the
-weight's gradient while the input's gradient is all-reduced. The row-parallel layer reduces its
-product in place, without a copy. The layers also divide a dense layer's parameters, and support
-sequence parallelism: then the input of column and the output of row are this rank's tokens. Column
-saves only these tokens, and gathers all tokens again in backward.
+`column_linear` in `dtlab/simple.py` is `F.linear` after f, and `row_linear` is `F.linear` before
+g. Each of the layers here computes the same in one autograd function. The column-parallel layer
+computes the weight's gradient while the input's gradient is all-reduced. The row-parallel layer
+reduces its product in place, without a copy. The layers also divide a dense layer's parameters,
+and support sequence parallelism: then the input of column and the output of row are this rank's
+tokens. Column saves only these tokens, and gathers all tokens again in backward.
 
 Shoeybi et al. 2019, "Megatron-LM", section 3; Korthikanti et al. 2022, section 4.2.2.
 """
@@ -38,9 +38,7 @@ from torch.autograd.function import once_differentiable
 
 from dtlab.messages import Group
 from dtlab.parallel.tensor.regions import (
-    copy_to_region,
     gather_from_region,
-    reduce_from_region,
     scatter_to_region,
     share,
     start_all_reduce,
@@ -53,39 +51,9 @@ from dtlab.training.held import Share
 __all__ = [
     "ColumnParallelLinear",
     "RowParallelLinear",
-    "naive_column_linear",
-    "naive_row_linear",
 ]
 
 TOKENS = -2  # the dim of tokens in [batch, tokens, features]
-
-
-# The idea: two autograd functions of `regions.py`, each with a collective in one direction -------
-#
-#                              forward                 backward
-# f: copy_to_region(x)         return x                return all_reduce(gradient)
-# g: reduce_from_region(y)     return all_reduce(y)    return gradient
-
-
-def naive_column_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
-) -> Tensor:
-    """Return this rank's outputs [..., out / N] for the whole input x [..., in], on N ranks.
-
-    `weight` [out / N, in] and `bias` [out / N] are this rank's rows of the dense layer.
-    """
-    return F.linear(copy_to_region(x, group), weight, bias)
-
-
-def naive_row_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, group: Group = None
-) -> Tensor:
-    """Return all outputs [..., out] for this rank's input features x [..., in / N], on N ranks.
-
-    `weight` [out, in / N] is this rank's columns of the dense weight; `bias` [out] is whole.
-    """
-    y = reduce_from_region(F.linear(x, weight), group)
-    return y if bias is None else y + bias  # added before the sum, the bias would count N times
 
 
 # Each rank's part of a dense layer's parameters -----------------------------------------------
