@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dtlab
-from dtlab.training.checkpoint import Checkpoints, Samples, simple_load, simple_save
+from dtlab.training.checkpoint import Checkpoints, Samples
 
 pytestmark = pytest.mark.slow
 
@@ -140,27 +140,6 @@ def test_another_model_is_refused_in_one_sentence(tmp_path: Path) -> None:
     launch(tmp_path, 2, 1)
     with pytest.raises(dtlab.RankError, match="does not fit this model, optimizer and parts"):
         dtlab.launch(wider, world_size=1)
-
-
-def test_the_simple_version_resumes_one_process(tmp_path: Path) -> None:
-    def run(steps: int, path: Path, stop: int | None = None) -> list[Tensor]:
-        model = _model(0, 0.4)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        samples = Samples(len(X), 12)
-        parts: dict[str, Any] = {"model": model, "optimizer": optimizer, "samples": samples}
-        for step in range(simple_load(path, **parts), steps):
-            batch = next(samples)
-            optimizer.zero_grad()
-            (model(X[batch]) - Y[batch]).square().mean().backward()
-            optimizer.step()
-            simple_save(path, step + 1, **parts)
-            if step + 1 == stop:
-                break
-        return list(model.parameters())
-
-    expected = run(6, tmp_path / "a.pt")
-    run(6, tmp_path / "b.pt", stop=3)
-    assert all(map(torch.equal, expected, run(6, tmp_path / "b.pt")))
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

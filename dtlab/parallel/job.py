@@ -16,6 +16,7 @@ checkpoint. A checkpoint is one file that fits both back ends and any number of 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from torch.utils.data import TensorDataset
 from dtlab.errors import DtlabError
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.server import ParameterServer, ParameterWorker
-from dtlab.training.checkpoint import Samples, simple_load, simple_save
+from dtlab.training.checkpoint import Samples
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -217,8 +218,13 @@ class _Job:
 
     def load(self, **parts: nn.Module | Optimizer) -> int:
         """Load parts of the checkpoint, if there is one, and return its step."""
+        if self._path is None or not self._path.exists():
+            return 0
         try:
-            return simple_load(self._path, **parts) if self._path else 0
+            saved = torch.load(self._path, weights_only=True)
+            for name, part in parts.items():
+                part.load_state_dict(saved["parts"][name])
+            return int(saved["step"])
         except (KeyError, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise DtlabError(
@@ -263,7 +269,13 @@ class _Job:
 
             def save(*_: object) -> None:
                 if (step := next(steps)) % every == 0 and not unless:
-                    simple_save(path, step, model=self.model, optimizer=optimizer)
+                    states = {
+                        "model": self.model.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                    }
+                    unfinished = path.with_suffix(".partial")
+                    torch.save({"step": step, "parts": states}, unfinished)
+                    os.replace(unfinished, path)  # atomic: the file is the old one or the new one
 
             optimizer.register_step_post_hook(save)
 

@@ -10,7 +10,7 @@ A resumed run equals the uninterrupted one bit for bit only if everything is sav
 step reads: parameters and buffers, optimizer state, learning-rate schedule, loss scaler, the
 position in the data, and the random numbers of each rank (dropout, augmentation).
 
-`simple_save` and `simple_load` show the idea for one process. `Checkpoints` saves sharded models
+`save` and `load` in `dtlab/simple.py` do this for one process. `Checkpoints` saves sharded models
 from all ranks with torch.distributed.checkpoint, in the background if you like, and can go on
 with another number of ranks.
 """
@@ -54,28 +54,7 @@ from dtlab.training.held import (
     go_together,
 )
 
-__all__ = ["Checkpoints", "Samples", "simple_load", "simple_save"]
-
-# ---------------------------------------------------------------- the simple version, one process
-
-
-def simple_save(path: Path, step: int, **parts: Stateful) -> None:
-    """Save the state of each part in one file. A crash leaves the old file or the new one."""
-    state = {name: part.state_dict() for name, part in parts.items()}
-    unfinished = path.with_suffix(".partial")
-    torch.save({"step": step, "random": torch.get_rng_state(), "parts": state}, unfinished)
-    os.replace(unfinished, path)  # atomic: the file is the old one or the new one
-
-
-def simple_load(path: Path, **parts: Stateful) -> int:
-    """Load what `simple_save` saved into the same parts and return its step; 0 without a file."""
-    if not path.exists():
-        return 0
-    saved = torch.load(path, weights_only=True)
-    for name, part in parts.items():
-        part.load_state_dict(saved["parts"][name])
-    torch.set_rng_state(saved["random"])
-    return int(saved["step"])
+__all__ = ["Checkpoints", "Samples"]
 
 
 class Stateful(Protocol):
