@@ -10,6 +10,10 @@ for micro_batches in per_step(loader, 3):
     losses = accumulate(model, micro_batches, loss_sum)
     optimizer.step()
     optimizer.zero_grad()
+
+`accumulate` in `dtlab/simple.py` is the idea. The one here also works with wrappers
+that average gradients and with loss scaling, adds to gradients that are there already, finds ranks
+without a microbatch, and returns the mean loss.
 """
 
 from __future__ import annotations

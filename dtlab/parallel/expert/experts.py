@@ -14,6 +14,9 @@ expert takes at most `capacity` tokens of each rank, and leaves out the rest, wh
 the residual connection; and an auxiliary loss, smallest for equal shares, pushes the router
 towards balance.
 
+`routed_experts` in `dtlab/simple.py` is the way of the tokens. The layer here adds a second expert
+for each token, capacity, the auxiliary loss, and the sum of the router's gradients.
+
 Lepikhin et al. 2020, "GShard" (top-2, capacity); Fedus et al. 2021, "Switch Transformers" (top-1,
 auxiliary loss, equations 4 to 6).
 """

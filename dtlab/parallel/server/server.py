@@ -15,6 +15,10 @@
                 cross_entropy(model(inputs), targets).backward()
                 worker.push()
 
+`serve` and `work` in `dtlab/simple.py` are one server that waits for all workers. The classes here
+add several servers, tables of which only some rows are sent, workers that need not wait for each
+other, and workers that die.
+
 Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server". A server has one
 thread per worker, and each thread receives from its worker only. With gloo, such a receive fails
 at once if the worker has died; a receive from any worker would not report this. So the death of a

@@ -11,8 +11,9 @@ cannot derive. Each function here contains both. The functions of a pair are eac
 
 f: every rank computes with the same x and gets a part of its gradient; the parts must be added.
 g: y is the sum of all ranks' parts, so the gradient of each part is the gradient of y.
-Scatter and gather divide and concatenate the last dim. "None" means no communication: scatter
-keeps this rank's part in forward, and gather does so with the gradient in backward.
+`dtlab/simple.py` has f and g without groups. Scatter and gather divide and concatenate the last
+dim. "None" means no communication: scatter keeps this rank's part in forward, and gather does so
+with the gradient in backward.
 
 After g and gather all ranks have the same tensor. They must then all compute the same loss from
 it. Shoeybi et al. 2019, "Megatron-LM", section 3.

@@ -12,6 +12,10 @@ one rank has z_t. So only a few numbers per token are sent, never the logits: fi
 logit (so that exp does not overflow), then the sum together with z_t. Backward does not
 communicate.
 
+`vocab_embedding` and `vocab_cross_entropy` in `dtlab/simple.py` are for vocabularies that the
+ranks divide evenly. The ones here add parts of other sizes, ignored targets and sequence
+parallelism.
+
 Shoeybi et al. 2019, "Megatron-LM", section 3.
 """
 
