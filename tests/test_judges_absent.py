@@ -6,7 +6,9 @@ checked by its bytecode, since the functions that run an answer must find all th
 
 from __future__ import annotations
 
+import ast
 import builtins
+import contextlib
 import dis
 import importlib
 import inspect
@@ -21,6 +23,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+import nbformat
 import pytest
 
 import dtlab.units
@@ -82,12 +85,40 @@ def test_each_case_keeps_the_function_that_runs_an_answer() -> None:
     assert all(program in kept() for program in programs)
 
 
+def test_answers_keep_the_functions_that_notebooks_import_for_them() -> None:
+    used = {value for path in ROOT.glob("solutions/*/level-[23].ipynb") for value in helpers(path)}
+    assert len(used) > 5
+    assert {name_of(value) for value in used if value not in kept()} == set()
+
+
+def helpers(path: Path) -> Iterator[Any]:
+    """Functions and classes of units that answers of a solution use by the name of an import."""
+    imported: dict[str, Any] = {}
+    for cell in nbformat.read(path, as_version=4).cells:
+        with contextlib.suppress(SyntaxError):  # a line for IPython
+            tree = ast.parse(cell.source if cell.cell_type == "code" else "")
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and (node.module or "")[:11] == "dtlab.units":
+                    module = importlib.import_module(node.module or "")
+                    names = ((one.asname or one.name, one.name) for one in node.names)
+                    imported |= {name: getattr(module, inner, None) for name, inner in names}
+                used = isinstance(node, ast.Name) and cell.metadata.get("nbgrader", {})
+                if used and used.get("solution") and callable(imported.get(node.id)):
+                    yield imported[node.id]
+
+
 def test_no_case_keeps_what_judges() -> None:
     """The abstract methods of a case, and others whose names are known to judge."""
     judging = {"given", "opened", "labelled", "beside", "figures", "mistake", "advice", "faults",
                "right", "reference", "one_process"}  # fmt: skip
-    left = {name_of(one) for one in functions() if one.__name__ in judging}
-    assert not left
+    kept()
+    left = [
+        (case, name)
+        for case in cases()
+        for name in judging & vars(case).keys()
+        if vars(case)[name] in kept()
+    ]
+    assert left == []
 
 
 def test_the_module_of_each_part_is_tried() -> None:

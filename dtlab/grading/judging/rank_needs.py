@@ -5,6 +5,7 @@ reference solutions. A rank needs only the functions that run an answer there:
 
     each case's `on_rank`               with all that it uses
     the broken programs of Level III    the notebook shows them, and answers change and call them
+    `HELPERS`                           functions that notebooks import for answers
 
 Notebooks have all of `dtlab.units`, because their cells call its examples.
 """
@@ -24,6 +25,7 @@ from dtlab.ranks.sandbox.walls import AbsentModules
 __all__ = ["judges", "prepare"]
 
 _UNITS = "dtlab.units"
+HELPERS = ("unit07.budget.needs_of", "unit08.water.start_of")
 
 
 @functools.cache
@@ -37,7 +39,7 @@ def judges() -> AbsentModules:
                 needed.add(f"{value.__module__}.{value.__qualname__}.on_rank")
     needed |= {part.check.program for part in known_parts() if isinstance(part.check, Mend)}
     names = (name.removeprefix(f"{_UNITS}.") for name in needed if name.startswith(_UNITS))
-    return ((_UNITS, tuple(sorted(names))),)
+    return ((_UNITS, tuple(sorted({*names, *HELPERS}))),)
 
 
 def prepare() -> None:
