@@ -16,7 +16,7 @@ from dtlab.grading import known_parts
 from dtlab.grading.checking.finished import absent_of, finished_calls
 from dtlab.ranks.sandbox.absent import files_of, take_away
 
-MODULE = '''
+MODULE = """
 import functools
 
 __all__ = ["Model", "allowed", "ready"]
@@ -74,7 +74,7 @@ class Model:
     class Inner:
         def deep(self):
             return 5
-'''
+"""
 
 
 @pytest.fixture
@@ -128,6 +128,100 @@ def test_its_code_is_nowhere_in_memory(module: Any) -> None:
 
 def _was_written_in(code: CodeType, path: str) -> bool:
     return code.co_filename == path and "_args" not in code.co_varnames
+
+
+PACKAGE = {
+    "__init__": "PARTS = ('first', 'second')",
+    "shared": """
+TABLE, UNUSED = [1, 2], [3]
+def used():
+    return TABLE[0]
+def unused():
+    return UNUSED
+""",
+    "first": """
+import functools
+from absent_package import shared
+RIGHT = {"answer": lambda: 42}
+SCALE = 10
+class Base:
+    limit, secret = 5, "right"
+    @classmethod
+    def on_rank(cls, x):
+        return cls.run(x) + cls.limit
+    def right(self):
+        return self.secret
+class Case(Base):
+    @staticmethod
+    def run(x):
+        from absent_package.second import scaled
+        return scaled(x) + shared.used()
+    @functools.cached_property
+    def table(self):
+        return 7
+def _factory(table):
+    def inner():
+        return table
+    return inner
+enclosing = _factory([8])
+@functools.cache
+def answer(x=[9]):
+    return x
+answer()
+""",
+    "second": """
+from absent_package import first
+def scaled(x):
+    return x * first.SCALE
+def solution():
+    return 1
+""",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A package whose modules use each other; one method of two classes is allowed."""
+    (tmp_path / "absent_package").mkdir()
+    for name, source in PACKAGE.items():
+        (tmp_path / "absent_package" / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    import absent_package.first  # type: ignore[import-not-found]
+
+    take_away({"absent_package": ["first.Base.on_rank", "first.Case.on_rank"]})
+    yield absent_package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "absent_package"]:
+        del sys.modules[name]
+
+
+def test_an_allowed_method_uses_other_modules_of_its_package(package: Any) -> None:
+    assert package.first.Case.on_rank(3) == 3 * 10 + 1 + 5
+
+
+def test_other_methods_of_its_class_raise(package: Any) -> None:
+    case = package.first.Case()
+    for call in (case.right, lambda: case.table, package.second.solution, package.shared.unused):
+        with pytest.raises(RuntimeError, match="is not available while an answer is graded"):
+            call()
+
+
+def test_constants_that_it_does_not_use_are_deleted(package: Any) -> None:
+    assert package.shared.TABLE == [1, 2]
+    owners = {"PARTS": package, "UNUSED": package.shared, "RIGHT": package.first,
+              "secret": package.first.Base}  # fmt: skip
+    assert [name for name, owner in owners.items() if hasattr(owner, name)] == []
+
+
+def test_refused_functions_hold_nothing(package: Any) -> None:
+    with pytest.raises(RuntimeError):
+        package.first.answer()  # not what was cached before
+    assert package.first.answer.__wrapped__.__defaults__ is None
+    with pytest.raises(ValueError, match="empty"):
+        _ = package.first.enclosing.__closure__[0].cell_contents
+
+
+def test_the_folder_of_a_package_is_named(package: Any) -> None:
+    assert files_of({"absent_package": []}) == [str(Path(package.__file__).parent)]
 
 
 def test_source_and_compiled_form_are_named(module: Any) -> None:
