@@ -5,7 +5,7 @@ in their number, `dist.get_rank()`. A value reaches another rank only in a messa
 docstring says what moves, how many bytes, and why. The file needs torch alone. It begins with a
 sum over ranks and ends with a job that continues after a rank has died. The other modules of the
 library compute the same at full speed, for any group, size and dtype; their first lines say what
-they add. Start ranks with `launch`, the last but one function:
+they add. Start ranks with `launch`, at the end of the file:
 
     def total():
         x = torch.full((5,), float(dist.get_rank()))
@@ -39,15 +39,13 @@ from torch import Tensor, nn
 # ----------------------------------------------------------------------- 1. The sum over all ranks
 #
 # Every rank has a tensor, and every rank needs the sum of all: this operation is called
-# all-reduce, and training needs it more than any other. The obvious way sends everything to one
-# rank.
+# all-reduce, and training needs it more than any other. The obvious way is through one rank.
 
 
 def root_all_reduce(tensor: Tensor) -> None:
     """Sum a tensor over all ranks, in place: rank 0 receives all tensors and sends back their sum.
 
-    Rank 0 receives and sends N-1 times the tensor, every other rank once, so the time grows with
-    N.
+    Rank 0 receives and sends N-1 times the tensor, the others once each: time grows with N.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     if rank > 0:
@@ -71,7 +69,13 @@ def ring_all_reduce(tensor: Tensor) -> None:
 
     In round k, rank r sends chunk r-1-k (mod N) to the right and receives chunk r-2-k, which it
     sends next. For N-1 rounds it adds what it receives, after which chunk r is complete on rank r;
-    for N-1 more it overwrites. It sends 2(N-1)/N times the tensor: less than twice, for any N.
+    for N-1 more it overwrites. A rank sends 2(N-1)/N times the tensor: less than twice, for any N.
+
+        chunks that are sent    rank 0    rank 1    rank 2
+        round 0, add              2         0         1       1 receives chunk 2 of rank 0, ...
+        round 1, add              1         2         0       now rank r has all of chunk r
+        round 2, overwrite        0         1         2
+        round 3, overwrite        2         0         1       now every rank has all chunks
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.view(-1).tensor_split(n)
@@ -98,8 +102,7 @@ def average_by_hooks(module: nn.Module) -> None:
     """Make `loss.backward()` average gradients: a hook all-reduces each as soon as it is complete.
 
     A rank sends 2(N-1)/N times the gradients, in one all-reduce for each parameter. All ranks
-    begin with rank 0's parameters, and each must use every parameter: otherwise the other ranks
-    wait.
+    begin with rank 0's parameters, and each must use every parameter, or the others wait for it.
     """
 
     def average(parameter: Any) -> None:
@@ -108,7 +111,7 @@ def average_by_hooks(module: nn.Module) -> None:
 
     for parameter in module.parameters():
         dist.broadcast(parameter.data, src=0)
-        parameter.register_post_accumulate_grad_hook(average)
+        parameter.register_post_accumulate_grad_hook(average)  # called when `.grad` is complete
 
 
 # A small all-reduce costs almost as much time as a large one, because its time is latency, and
@@ -119,7 +122,8 @@ def average_in_buckets(module: nn.Module, elements: int) -> Callable[[], None]:
     """As `average_by_hooks`, with one all-reduce for each `elements` gradients or a few more.
 
     The bytes are the same, but the messages are fewer, and they travel while backward computes the
-    next gradients. Call the function that is returned after each backward, before the step.
+    next gradients. The ranks must compute their gradients in the same order. Call the function
+    that is returned after each backward, before the step.
     """
     bucket: list[Any] = []  # parameters whose gradients are complete but not yet sent
     travelling: list[tuple[Any, Tensor, list[Any]]] = []
@@ -153,7 +157,6 @@ def average_in_buckets(module: nn.Module, elements: int) -> Callable[[], None]:
 # A batch may be too large for the memory of the ranks. `.grad` adds up, so a rank can run the
 # batch in microbatches, one after the other, and all-reduce once.
 
-
 Loss = Callable[[Tensor, Tensor], Tensor]  # from outputs and targets to one number
 
 
@@ -174,7 +177,7 @@ def accumulate(
         dist.all_reduce(parameter.grad)
 
 
-# -------------------------------------------------------------------------- 3. ZeRO: no copy twice
+# -------------------------------------------------------------------------- 3. ZeRO: keep all once
 #
 # Data parallelism keeps everything N times: parameters, gradients, and the optimizer's state,
 # which is twice as large as the parameters for Adam. ZeRO stage 1 gives each parameter one owner,
@@ -182,20 +185,20 @@ def accumulate(
 
 
 class Zero1:
-    """An optimizer for data parallelism of which each rank keeps about 1/N of the state.
+    """Data parallelism with 1/N of the optimizer: `Zero1(model.parameters(), Adam, lr=0.01)`.
 
     `step` reduces each gradient to its owner, and the owner broadcasts the new parameter. Together
     these move as many bytes as an all-reduce of the gradients. Every parameter needs a gradient.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], kind: Any, **options: Any) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], make: Any, **options: Any) -> None:
         self.params: list[Any] = list(params)
         for parameter in self.params:
             dist.broadcast(parameter.data, src=0)
         n = dist.get_world_size()
         self.owner = {parameter: number % n for number, parameter in enumerate(self.params)}
         owned = [each for each in self.params if self.owner[each] == dist.get_rank()]
-        self.optimizer = kind(owned, **options) if owned else None  # kind: such as Adam
+        self.optimizer = make(owned, **options) if owned else None
 
     def reduce(self, parameter: Any) -> None:
         """Give the mean gradient to the owner; the other ranks free theirs."""
@@ -226,8 +229,8 @@ class Zero2(Zero1):
     So a rank keeps 1/N of the gradients too, and the bytes that move are the same.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], kind: Any, **options: Any) -> None:
-        super().__init__(params, kind, **options)
+    def __init__(self, params: Iterable[nn.Parameter], make: Any, **options: Any) -> None:
+        super().__init__(params, make, **options)
         for parameter in self.params:
             parameter.register_post_accumulate_grad_hook(self.reduce)
 
@@ -236,7 +239,8 @@ class Zero2(Zero1):
 
 
 # Now the parameters themselves are left. Stage 3 keeps 1/N of each weight on a rank and gathers
-# the rest for the moment in which a layer computes. Here is one layer.
+# the rest for the moment in which a layer computes. Autograd alone would keep the gathered weight
+# from forward to backward, so this layer has a backward of its own, which gathers again.
 
 
 class ShardedLinear(torch.autograd.Function):
@@ -302,6 +306,12 @@ class SumOverRanks(torch.autograd.Function):
         return gradient
 
 
+# A layer that is cut by columns gives each rank some of the outputs, and one that is cut by rows
+# takes just these as its inputs. So a pair of layers, with any function of single elements between
+# them, needs one all-reduce in forward (g, after the second) and one in backward (f, before the
+# first). The names are those of the paper, whose weight is the transpose of PyTorch's.
+
+
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return this rank's outputs [..., out / N] for the whole input; `weight` is [out / N, in].
 
@@ -313,23 +323,21 @@ def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def row_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return all outputs for this rank's inputs [..., in / N], as `column_linear` leaves them.
 
-    `weight` is [out, in / N]. Forward all-reduces a tensor of the size of y; backward moves
-    nothing.
+    `weight` is [out, in / N]. Forward all-reduces a tensor of y's size; backward moves nothing.
     """
     y: Tensor = SumOverRanks.apply(F.linear(x, weight))
     return y if bias is None else y + bias  # before the sum, the bias would count N times
 
 
 # The largest weights of a small language model are the tables of its vocabulary. They are divided
-# by rows: an embedding sums rows of which one rank has the right one, and the loss never gathers
-# logits.
+# by rows. An embedding sums what the ranks find, and the loss needs no rank to have all logits.
 
 
 def vocab_embedding(tokens: Tensor, table: Tensor) -> Tensor:
     """Return the embeddings of tokens from a table of which this rank has V/N rows.
 
-    Every rank fills in zeros for the tokens of other ranks, and an all-reduce adds: it moves the
-    output once there and once back, but never the table.
+    Each rank has zeros for the tokens of other ranks, and an all-reduce adds. So the output moves,
+    and never the table.
     """
     row = tokens - dist.get_rank() * len(table)
     here = (row >= 0) & (row < len(table))
@@ -341,7 +349,8 @@ def vocab_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of log(sum(exp(z))) - z[target] over tokens; this rank has logits [t, V/N].
 
     Three numbers per token are all-reduced: the largest logit, so that exp does not overflow, the
-    sum of exp, and the target's logit, which one rank has and the others count as zero.
+    sum of exp, and the target's logit, which one rank has and the others count as zero. Backward
+    moves nothing, because every rank has the same loss.
     """
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
@@ -358,8 +367,8 @@ def vocab_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 # Tensor parallelism communicates in every layer, and so needs fast links. A pipeline divides the
 # layers instead: rank r runs stage r, and only what lies between two stages is sent. Ranks would
 # wait for each other most of the time, so the batch is cut into microbatches that follow each
-# other. In which order a rank runs them is its schedule: a list of (stage, "F" or "B",
-# microbatch).
+# other. A schedule has the order of forwards and backwards: for each rank, a list of actions such
+# as (2, "F", 0), which is stage 2, forward, microbatch 0.
 
 Action = tuple[int, str, int]
 Schedule = Sequence[Sequence[Action]]  # for each rank, its actions in order
@@ -398,7 +407,7 @@ def run_schedule(
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     pending: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of microbatches, from F to B
-    sending: list[Any] = []
+    sending: list[Any] = []  # not waited for: the next stage may not receive before we receive
     for _, kind, m in schedule[rank]:
         if kind == "F":
             x = inputs[m].clone(memory_format=torch.contiguous_format)  # ranks > 0 overwrite it
@@ -486,23 +495,22 @@ def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dist.all_to_all_single(received, sent)
         return list(received)
 
-    n = dist.get_world_size()
+    n = dist.get_world_size()  # give away the heads of other ranks, and get the tokens of ours
     q, k, v = (torch.cat(exchange(x.chunk(n, dim=1)), dim=2) for x in (q, k, v))
     mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # [b, heads / N, tokens, d]
     return torch.cat(exchange(mixed.chunk(n, dim=2)), dim=1)
 
 
 # That needs at least N heads. Ring attention does not: each rank keeps its queries, and the keys
-# and values travel. Softmax needs the sum over all keys, so we carry it along and correct as it
-# grows.
+# and values travel. The softmax divides by a sum over all keys. We carry the sum along, and when
+# it grows, we scale down the output so far.
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention without a mask over all ranks' tokens, forward only; [..., tokens / N, d].
 
-    In each of N-1 rounds a rank sends a block of keys and values, 2 / N of the sequence's, to the
-    right. `lse` is log(sum(exp(scores))) over the blocks so far; the output is scaled to the new
-    one.
+    In each of N-1 rounds a rank sends a block of keys and values, 1/N of them all, to the right.
+    `lse` is log(sum(exp(scores))) over the blocks so far: exp(lse) is the sum in the softmax.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     output, lse = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
@@ -526,9 +534,10 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def halo_exchange(tile: Tensor) -> Tensor:
-    """Return this rank's rows with one more row above and below, from the neighbours (or zeros).
+    """Return this rank's rows with one more above and one below, from the neighbours; or zeros.
 
-    A rank sends two rows, however many it has: large tiles are cheap.
+    A rank sends two rows, however many it has: large tiles are cheap. At the ends of the field
+    there is no neighbour, and the row is zeros. Forward only.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     padded = torch.cat([torch.zeros_like(tile[:1]), tile, torch.zeros_like(tile[:1])])
@@ -567,9 +576,8 @@ class Exchange(torch.autograd.Function):
 def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Module]) -> Tensor:
     """Compute each token [t, h] by the best of N * len(experts) experts, times its probability.
 
-    Most tokens travel to another rank and back, h elements each. The numbers travel first, since
-    no rank can know how many rows will arrive. Average the router's gradients as in data
-    parallelism.
+    Most tokens travel to another rank and back, h elements each. Their numbers travel first, so
+    that each rank has room for what arrives. The router's gradients are of this rank's tokens.
     """
     n, here = dist.get_world_size(), len(experts)
     probability, choice = router(tokens).softmax(-1).max(-1)
@@ -579,7 +587,7 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
     dist.all_to_all_single(arriving, counts)
     sent, received = (c.view(n, here).sum(1).tolist() for c in (counts, arriving))
 
-    rows = Exchange.apply(tokens[order], sent, received)
+    rows = Exchange.apply(tokens[order], sent, received)  # sorted by rank, then by expert
     expert_of_row = torch.arange(here).repeat(n).repeat_interleave(arriving)
     computed = torch.zeros_like(rows)
     for number, expert in enumerate(experts):
@@ -614,14 +622,14 @@ def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
 def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
     """Return the mean of `matrix` [n, m], roughly; update the factor q [m, r] and `error`.
 
-    Instead of n m elements, r (n + m) are all-reduced. One step of power iteration suffices,
-    because gradients change slowly and q from the last step is almost right; all ranks begin with
-    the same q.
+    The mean is taken to be p @ q.T, so r (n + m) elements are all-reduced and not n m. One step of
+    power iteration suffices, because gradients change slowly and q from the last step is almost
+    right. All ranks begin with the same q.
     """
     whole = matrix + error
     p = whole @ q
     dist.all_reduce(p)
-    p = torch.linalg.qr(p).Q
+    p = torch.linalg.qr(p).Q  # columns of length 1 at right angles: only their space matters
     q.copy_(whole.T @ p)
     dist.all_reduce(q)
     q /= dist.get_world_size()
@@ -634,8 +642,7 @@ def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
 #
 # An all-reduce needs all ranks at the same time. A parameter server does not: one rank keeps the
 # parameters, and each worker talks to it alone. Here the server still waits for all workers in
-# every step, so that the result is that of data parallelism; it could step after each gradient
-# instead.
+# every step, so the result is that of data parallelism. It could step after each gradient instead.
 
 
 def serve(parameters: Sequence[Any], optimizer: torch.optim.Optimizer, steps: int) -> None:
@@ -671,8 +678,7 @@ def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> N
 # --------------------------------------------------------------------------------- 10. Checkpoints
 #
 # A long run will be interrupted. It continues as if nothing had happened if we save all that the
-# next step reads: parameters, the optimizer's state, the position in the data, and the random
-# numbers.
+# next step reads: parameters, the optimizer's state, the step, and the state of random numbers.
 
 
 def save(path: Path, step: int, **parts: Any) -> None:
@@ -699,7 +705,8 @@ def load(path: Path, **parts: Any) -> int:
 # Ranks that wait for each other wait forever, and no exception tells why. But the reason is in
 # what they have begun. Suppose that each rank keeps a log of what it begins: "recv 1" to receive
 # from rank 1, "send 1", or "all_reduce". Around an operation in which it waits, the log has two
-# more entries: "block" before it and "end" after it.
+# more entries: "block" before it and "end" after it. If rank 0 has ["block", "recv 1"] and rank 1
+# has ["block", "recv 0"], neither has sent, so neither will ever receive.
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_gather_single",
@@ -711,9 +718,9 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
     """Return which ranks can never proceed, and why; "" if all may, as far as the logs tell.
 
     A rank waits for the ranks that have not begun what its operation needs. If that leads in a
-    circle or to a rank that has finished, no rank on the way can proceed. Time plays no part in
-    this.
+    circle or to a rank that has finished, no rank on the way can proceed, however long we wait.
     """
+    # In `blocked` are operations that have begun and not ended.
     blocked = {rank: log[-1] for rank, log in enumerate(logs) if log[-2:-1] == ["block"]}
     collectives = [[entry for entry in log if entry in COLLECTIVES] for log in logs]
 
@@ -726,6 +733,7 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         if peer == "any":
             return []  # which rank will send is unknown
         answer = f"{'send' if name == 'recv' else 'recv'} {rank} {tag}".strip()
+        # The k-th receive needs the k-th send, and a send that waits needs a receive.
         answers = sum(logs[int(peer)].count(each) for each in (answer, "recv any"))
         return [int(peer)] if answers < logs[rank].count(blocked[rank]) else []
 

@@ -141,6 +141,13 @@ def test_the_ring_with_tensors_of_any_shape(ranks: int, shape: tuple[int, ...]) 
     assert all(on_ranks(sums, world_size=ranks).values)
 
 
+def test_the_drawing_of_the_ring() -> None:
+    lines = [line.split() for line in (simple.ring_all_reduce.__doc__ or "").splitlines()]
+    drawn = [line[3:6] for line in lines if line[:1] == ["round"] and len(line) > 5]
+    sent = [[str((rank - 1 - k) % 3) for rank in range(3)] for k in range(4)]
+    assert drawn == sent
+
+
 @RANKS
 @pytest.mark.parametrize("elements", [None, 1, 20, 10_000])
 def test_data_parallelism(ranks: int, elements: int | None) -> None:
