@@ -9,7 +9,9 @@ import time
 import pytest
 import torch
 
+from dtlab.grading.checking.trials import Observation, Trial
 from dtlab.ranks.record.resident_memory import TIMES, Count, bytes_of, count, give_back_at_once
+from dtlab.units.unit05.stage_2 import LargeStage2
 from tests.staying import on_ranks
 
 MB = 1_000_000
@@ -105,3 +107,57 @@ def test_a_count_has_the_peak_since_the_one_before_it_and_the_last_one_that_afte
     assert second.peak - first == pytest.approx(60 * MB, abs=5 * MB)
     assert last.later - first == pytest.approx(100 * MB, abs=5 * MB)
     assert second - first == pytest.approx(0, abs=2 * MB)
+
+
+# What the judge makes of counts ------------------------------------------------------------------
+
+SIZE = 4 * LargeStage2.elements  # bytes of all parameters
+SHARE = SIZE // 4
+
+
+def counted(now: int, peak: int) -> list[int | None]:
+    result = Count(now)
+    result.peak = peak
+    return [result, *[Count(now) for _ in range(TIMES - 1)]]
+
+
+def faults(*counts: tuple[int, int], later: int) -> list[str]:
+    """What the judge says of a rank that is counted with these bytes, each with a peak before."""
+    readings = [count for pair in counts for count in counted(*pair)]
+    last = readings[-1]
+    assert isinstance(last, Count)
+    last.later = later
+    case = LargeStage2(0)
+    observation = Observation(Trial(4, [case]), resident=[readings])
+    return sorted(f"{name}: {message}" for name, message in case.grown(observation))
+
+
+FRESH = (0, 0)
+START = (SIZE, SIZE)
+STEPPED = (SIZE + 3 * SHARE, 4 * SIZE)
+REDUCED = (SIZE + 4 * SHARE, 4 * SIZE)
+
+
+def test_a_right_rank_has_no_fault() -> None:
+    assert faults(FRESH, START, STEPPED, REDUCED, later=REDUCED[0]) == []
+
+
+def test_memory_that_is_held_after_the_last_count_is_a_fault_of_every_criterion() -> None:
+    found = faults(FRESH, START, (SIZE, 2 * SIZE), (SIZE, 2 * SIZE), later=4 * SIZE)
+    assert [one.partition(":")[0] for one in found] == ["gradients", "optimizer"]
+    assert all("counted at other moments" in one for one in found)
+
+
+def test_counts_without_the_work_between_them_are_no_evidence() -> None:
+    found = faults(FRESH, START, STEPPED, (STEPPED[0], STEPPED[0]), later=STEPPED[0])
+    assert any("counted at other moments" in one for one in found)
+
+
+def test_memory_that_an_answer_holds_before_its_use_hides_nothing_later() -> None:
+    ballast = 2 * SIZE
+    start = (SIZE + ballast, SIZE + ballast)
+    stepped = (SIZE + 3 * SHARE + ballast, 6 * SIZE)
+    reduced = (SIZE + 4 * SHARE + ballast, 6 * SIZE)
+    found = faults(FRESH, start, stepped, reduced, later=reduced[0])
+    assert [one.partition(":")[0] for one in found] == ["optimizer"]
+    assert "the kernel counts" in found[0]

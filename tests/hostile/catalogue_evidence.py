@@ -59,11 +59,20 @@ REACH = """
     """
 
 
+QUICK = "a log in a closure", "saved tensors in mapped memory"  # `make test` has them too
+
+
 def hostile(name: str, tries: str, part: str, earns: float, *answer: str, says: str) -> Hostile:
     """An answer to one part."""
-    answers = {{"stage_2": "Stage2"}.get(part, part): code(*answer)}
     return Hostile(
-        name, tries, {part: earns}, 120, before=code(REACH), answers=answers, says=[says]
+        name,
+        tries,
+        {part: earns},
+        120,
+        before=code(REACH),
+        answers={{"stage_2": "Stage2"}.get(part, part): code(*answer)},
+        says=[says],
+        quick=name in QUICK,
     )
 
 
