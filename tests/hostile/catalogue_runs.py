@@ -198,7 +198,7 @@ CATALOGUE = [
                             return value
                     frame = frame.f_back
         """,
-        4.0,
+        6.0,
     ),
     scheduler(
         "the future among all objects",
@@ -214,7 +214,7 @@ CATALOGUE = [
                 from dtlab.units.unit11.cluster import longest, planned_starts
                 return planned_starts(cluster, longest)
         """,
-        4.0,
+        6.0,
     ),
     scheduler(
         "an end of the questions",
@@ -223,7 +223,10 @@ CATALOGUE = [
         class Orchestrator(InOrder):
             def __init__(self, nodes):
                 super().__init__(nodes)
-                self.frame.f_globals["ask"] = lambda message: None
+                frame = sys._getframe(1)
+                while "ask" not in frame.f_globals:
+                    frame = frame.f_back
+                frame.f_globals["ask"] = lambda message: None
         """,
         0.0,
     ),
