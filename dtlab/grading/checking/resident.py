@@ -112,7 +112,7 @@ class ResidentCase(Faulty):
             # What an answer holds before its first use is no more than its imports: memory that it
             # frees later would hide as much.
             least[start] = min(least[start], least[0] + self.ready + IMPORTS)
-            if _exceeds(peaks[start], least[start - 1] + _MAKING * self.ready + IMPORTS):
+            if _exceeds(peaks[start], least[start - 1] + _MAKING * self.ready + 3 * IMPORTS):
                 yield from self._odd(rank)
             if _exceeds(getattr(counts[-1], "later", None), least[-1]):
                 yield from self._odd(rank)
