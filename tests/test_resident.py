@@ -128,7 +128,7 @@ def faults(*counts: tuple[int, int], later: int) -> list[str]:
     assert isinstance(last, Count)
     last.later = later
     case = LargeStage2(0)
-    observation = Observation(Trial(4, [case]), resident=[readings])
+    observation = Observation(Trial(4, [case], secret=True), resident=[readings])
     return sorted(f"{name}: {message}" for name, message in case.grown(observation))
 
 
@@ -139,17 +139,17 @@ REDUCED = (SIZE + 4 * SHARE, 4 * SIZE)
 
 
 def test_a_right_rank_has_no_fault() -> None:
-    assert faults(FRESH, START, STEPPED, REDUCED, later=REDUCED[0]) == []
+    assert faults(FRESH, FRESH, START, STEPPED, REDUCED, later=REDUCED[0]) == []
 
 
 def test_memory_that_is_held_after_the_last_count_is_a_fault_of_every_criterion() -> None:
-    found = faults(FRESH, START, (SIZE, 2 * SIZE), (SIZE, 2 * SIZE), later=4 * SIZE)
+    found = faults(FRESH, FRESH, START, (SIZE, 2 * SIZE), (SIZE, 2 * SIZE), later=4 * SIZE)
     assert [one.partition(":")[0] for one in found] == ["gradients", "optimizer"]
     assert all("counted at other moments" in one for one in found)
 
 
 def test_counts_without_the_work_between_them_are_no_evidence() -> None:
-    found = faults(FRESH, START, STEPPED, (STEPPED[0], STEPPED[0]), later=STEPPED[0])
+    found = faults(FRESH, FRESH, START, STEPPED, (STEPPED[0], STEPPED[0]), later=STEPPED[0])
     assert any("counted at other moments" in one for one in found)
 
 
@@ -158,6 +158,6 @@ def test_memory_that_an_answer_holds_before_its_use_hides_nothing_later() -> Non
     start = (SIZE + ballast, SIZE + ballast)
     stepped = (SIZE + 3 * SHARE + ballast, 6 * SIZE)
     reduced = (SIZE + 4 * SHARE + ballast, 6 * SIZE)
-    found = faults(FRESH, start, stepped, reduced, later=reduced[0])
+    found = faults(FRESH, FRESH, start, stepped, reduced, later=reduced[0])
     assert [one.partition(":")[0] for one in found] == ["optimizer"]
     assert "the kernel counts" in found[0]

@@ -109,11 +109,12 @@ class ResidentCase(Faulty):
             least: list[float] = [min(group) for group in groups]
             peaks = [_peak(group) for group in groups]
             start = 1 + graded  # the place of the first mark
-            # What an answer holds before its first use is no more than its imports: memory that it
-            # frees later would hide as much.
-            least[start] = min(least[start], least[0] + self.ready + IMPORTS)
-            if _exceeds(peaks[start], least[start - 1] + _MAKING * self.ready + 3 * IMPORTS):
-                yield from self._odd(rank)
+            if graded:  # whose ranks have imported all that answers usually need
+                # What an answer holds before its first use is no more than its imports: memory
+                # that it frees later would hide as much.
+                least[start] = min(least[start], least[0] + self.ready + IMPORTS)
+                if _exceeds(peaks[start], least[1] + _MAKING * self.ready + 3 * IMPORTS):
+                    yield from self._odd(rank)
             if _exceeds(getattr(counts[-1], "later", None), least[-1]):
                 yield from self._odd(rank)
             pairs, parameters = pairwise(least[start:]), 4 * self.elements

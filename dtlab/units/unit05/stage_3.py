@@ -362,7 +362,7 @@ class LargeBlocks(ResidentCase):
             right = [flat_gradients(b, ranks).chunk(ranks)[rank][::_EVERY] for b in blocks]
             got = result["gradients"]
             if len(got) != len(right) or not all(map(alike, got, right)):
-                yield "peak", f"rank {rank}: the gradients of blocks of this size are wrong."
+                yield "large", f"rank {rank}: the gradients of blocks of this size are wrong."
                 return
 
 
@@ -378,7 +378,7 @@ def _whole(seen: Seen) -> str:
             failed = (str(result.get("failed") or "") for result in one.results[0])
             if message := next(filter(None, failed), ""):
                 return f"{one.trial.words(0)}: {message}"
-    return _grown(seen) or _forged(seen)
+    return fault(seen, "large") or _grown(seen) or _forged(seen)
 
 
 _EVERY = 4099  # every so many elements of a gradient are judged
