@@ -70,7 +70,7 @@ PAGES := build/site-source
 site: $(READY)
 	$(BIN)/pip install -q -e ".[dev,site]"
 	rm -rf $(PAGES) && mkdir -p $(PAGES)/docs
-	cp -r docs/site/. README.md notebooks exercises $(PAGES)
+	cp -r docs/site/. README.md CONTRIBUTING.md notebooks exercises $(PAGES)
 	cp docs/*.md docs/*.png $(PAGES)/docs
 	$(BIN)/sphinx-build -q -W --keep-going -b html -d build/site-cache $(PAGES) build/site
 	@echo "The site is in build/site: open build/site/index.html."

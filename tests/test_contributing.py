@@ -1,4 +1,4 @@
-"""The part that CONTRIBUTING shows as an example is a part, and judges answers as it should."""
+"""The part that docs/authors.md shows as an example is a part, and judges answers as it should."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from dtlab.grading import Part
 from tests.staying import BENCH
 
-TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text()
+TEXT = (Path(__file__).parent.parent / "docs" / "authors.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def part() -> Part:
     found = re.search(r'```python\n("""01/scatter.*?)```', TEXT, re.DOTALL)
     assert found is not None
     defined: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(found[1], "CONTRIBUTING.md", "exec"), defined)
+    exec(compile(found[1], "docs/authors.md", "exec"), defined)
     example: Part = defined["PART"]
     return example
 

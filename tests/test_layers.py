@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -40,13 +42,31 @@ def test_the_simple_versions_and_the_engines_do_not_import_each_other() -> None:
     assert not graph.find_modules_that_directly_import("dtlab.simple")
 
 
-def test_the_readme_shows_the_packages() -> None:
-    tree = (ROOT / "README.md").read_text().split("dtlab/  ")[1].split("tests/  ")[0]
+def drawing() -> list[list[str]]:
+    """The floors of the house in docs/architecture.md, from the top: what each line names."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    house = text.split("```\n│")[1].split("```")[0]
+    floors = [re.findall(r"^[│▼](  (?:  )?\w+(?:/|\.py)) ", floor, re.MULTILINE)
+              for floor in re.split(r"^.*────.*$", "│" + house, flags=re.MULTILINE)]  # fmt: skip
+    return [floor for floor in floors if floor]
+
+
+def test_the_drawing_has_the_order_of_the_contract() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (contract,) = settings["tool"]["importlinter"]["contracts"]
+    layers = [set(re.findall(r"dtlab\.(\w+)", layer)) for layer in contract["layers"]]
+    floors = [
+        {re.split(r"[/.]", name.strip())[0] for name in floor if name[2] != " "}
+        for floor in drawing()
+    ]
+    assert floors == [layer for layer in layers if layer != {"__main__"}]
+
+
+def test_the_drawing_shows_all_packages() -> None:
     shown, folder = set(), ""
-    for line in tree.splitlines()[1:]:
-        name = line.split()[0]
-        folder = name if line.startswith("  ") and line[2] != " " else folder
-        shown.add(name if name == folder else folder + name)
+    for name in (name for floor in drawing() for name in floor):
+        folder = name.strip() if name[2] != " " else folder
+        shown.add(folder if name[2] != " " else folder + name.strip())
     inside = "ranks", "parallel", "show"
     found = [
         *(ROOT / "dtlab").iterdir(),

@@ -55,7 +55,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "docs" / "site", source, dirs_exist_ok=True)
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, source / name)
-    shutil.copy(ROOT / "README.md", source)
+    for name in ("README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, source)
     (source / "docs").mkdir()
     for path in (ROOT / "docs").glob("*.*"):
         shutil.copy(path, source / "docs")

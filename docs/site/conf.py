@@ -35,7 +35,7 @@ myst_heading_anchors = 3
 
 html_theme, html_title = "pydata_sphinx_theme", "dtlab"
 html_css_files = ["dtlab.css"]
-ALONE = ("how_it_works", "docs/reference_card", "docs/editors", "docs/instructors", "search")
+ALONE = ("docs/*", "CONTRIBUTING", "search")
 html_sidebars: dict[str, Any] = {page: [] for page in ALONE}  # they have no pages beside them
 html_show_sourcelink, html_sourcelink_suffix = False, ""  # a notebook is downloaded as it is
 REPOSITORY = os.environ.get("DTLAB_REPOSITORY", "")
