@@ -18,6 +18,7 @@ import torch
 from dtlab.grading.learners import being_graded
 from dtlab.ranks.protocol import MOST_SECONDS
 from dtlab.units.unit11 import resumable, server, sharded
+from dtlab.units.unit11.disk import Disk
 
 SEEDS = range(5)
 
@@ -82,7 +83,7 @@ def test_a_run_is_killed_with_half_of_its_file(tmp_path: Path) -> None:
         left = iter(range(operation - 1))  # operations that go on
         killed = False
         try:
-            with resumable._Disk(str(folder), lambda _, left=left: next(left, None), die):
+            with Disk(str(folder), lambda _, left=left: next(left, None), die):
                 saves(None, folder, 1, 1)
         except Killed:
             killed = True

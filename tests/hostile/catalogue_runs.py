@@ -173,7 +173,7 @@ CATALOGUE = [
                 if done % every == 0:
                     torch.save(states_of(run) | {"done": done}, path)
                     for each in gc.get_objects():
-                        if type(each).__name__ == "_Disk":
+                        if type(each).__name__ == "Disk":
                             each._folder = "/nowhere"
         """,
         9.0,

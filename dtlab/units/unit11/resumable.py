@@ -14,10 +14,7 @@ gets gradients. So it cannot make a step again without being noticed.
 from __future__ import annotations
 
 import functools
-import io
-import os
 import random
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +29,7 @@ from dtlab.grading.judging.turns import own_turn
 from dtlab.grading.parts import Part
 from dtlab.predict.units import counted
 from dtlab.ranks.asking import ask
+from dtlab.units.unit11.disk import Disk
 
 if TYPE_CHECKING:
     from dtlab.ranks.asking import Dialogue
@@ -382,7 +380,7 @@ def _start(fn: Callable[..., Any], folder: str, begin: dict[str, Any], finished:
     path.mkdir(exist_ok=True)
     run = _Started(begin, tell)
     try:
-        with _Disk(str(path), lambda words: ask({"operation": words, "finished": []}), die):
+        with Disk(str(path), lambda words: ask({"operation": words, "finished": []}), die):
             fn(run, path, begin["steps"], begin["every"])
     except Exception as error:
         if not begin["may_raise"]:
@@ -390,86 +388,6 @@ def _start(fn: Callable[..., Any], folder: str, begin: dict[str, Any], finished:
         tell(error=f"{type(error).__name__}: {error}".splitlines()[0])
     else:
         tell(state=run._state())
-
-
-class _Disk:
-    """Asks before every operation on files of a folder, in which the process may die.
-
-    `goes_on(words)` answers None if it dies. Then a file that is opened for writing is left empty,
-    and one that torch.save writes is left half written. Python's audit events show operations.
-    """
-
-    EVENTS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink",
-              "os.truncate", "shutil.rmtree")  # fmt: skip
-
-    def __init__(
-        self, folder: str, goes_on: Callable[[str], Any], dies: Callable[[], Any]
-    ) -> None:
-        import torch
-
-        self._folder, self._goes_on, self._dies = folder, goes_on, dies
-        self._active = False
-        self._save = torch.save
-        sys.addaudithook(self._on_event)
-
-    def __enter__(self) -> None:
-        import torch
-
-        torch.save, self._active = self._half, True
-
-    def __exit__(self, *_: object) -> None:
-        import torch
-
-        torch.save, self._active = self._save, False
-
-    def _half(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """In place of torch.save, which may be killed in the middle."""
-        # Pickling tensors calls torch.save too, in memory.
-        if self._inside(f) or self._inside(getattr(f, "name", None)):
-            self._operation("in torch.save", lambda: _write_half(self._save, obj, f))
-        self._save(obj, f, *args, **kwargs)
-
-    def _inside(self, path: Any) -> bool:
-        """Whether this names something in the folder."""
-        named = isinstance(path, str | bytes | os.PathLike)
-        return named and os.fsdecode(path).startswith(self._folder)
-
-    def _on_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._active or event not in self.EVENTS:
-            return
-        if not any(map(self._inside, arguments)):
-            return
-        writes = os.O_WRONLY | os.O_RDWR
-        if event != "open":
-            self._operation(f"just before {event}", lambda: None)
-        elif arguments[2] & writes:
-            path = os.fsdecode(arguments[0])
-            name = os.path.basename(path)
-            self._operation(f"just after opening {name}", lambda: _truncate(path, arguments[2]))
-
-    def _operation(self, words: str, half: Callable[[], None]) -> None:
-        self._active = False
-        if self._goes_on(words) is None:
-            half()
-            self._dies()
-        self._active = True
-
-
-def _write_half(save: Callable[..., None], obj: Any, f: Any) -> None:
-    """Writes the first half of what torch.save would write."""
-    whole = io.BytesIO()
-    save(obj, whole)
-    part = whole.getvalue()[: whole.tell() // 2]
-    if hasattr(f, "write"):
-        f.write(part)
-        f.flush()
-    else:
-        Path(f).write_bytes(part)
-
-
-def _truncate(path: str, flags: int) -> None:
-    if flags & os.O_TRUNC:
-        Path(path).write_bytes(b"")
 
 
 # The cases ---------------------------------------------------------------------------------------
