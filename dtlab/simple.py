@@ -115,15 +115,16 @@ def average_by_hooks(module: nn.Module) -> None:
 
 
 # A small all-reduce costs almost as much time as a large one, because its time is latency, and
-# backward waits for every one. So we collect gradients in buckets, and do not wait until the end.
+# backward waits for every one. So we collect gradients in buckets, send each bucket as soon as it
+# is full, and wait for all of them only at the end.
 
 
 def average_in_buckets(module: nn.Module, elements: int) -> Callable[[], None]:
     """As `average_by_hooks`, with one all-reduce for each `elements` gradients or a few more.
 
     The bytes are the same, but the messages are fewer, and they travel while backward computes the
-    next gradients. The ranks must compute their gradients in the same order. Call the function
-    that is returned after each backward, before the step.
+    next gradients. The ranks must compute their gradients in the same order. This returns a
+    function, `finish`: call it after each backward, before the step.
     """
     bucket: list[Any] = []  # parameters whose gradients are complete but not yet sent
     travelling: list[tuple[Any, Tensor, list[Any]]] = []
@@ -165,6 +166,7 @@ def accumulate(
 ) -> None:
     """Set `.grad` to the gradient of the mean loss over the samples of all microbatches and ranks.
 
+    `.grad` must be None before, because backward adds to it.
     Activations are in memory for one microbatch at a time, and the all-reduces are those of a
     single batch. Sums are divided by the number of all samples, since a mean of means is wrong if
     the microbatches differ in size.
@@ -247,7 +249,9 @@ class ShardedLinear(torch.autograd.Function):
     """y = x @ weight.T, where each rank keeps 1/N of the weight's rows: `apply(x, shard)`.
 
     Each rank passes its own part of the batch. The ranks gather the weight in forward and again in
-    backward, and reduce-scatter its gradient: three times (N-1)/N of the weight instead of twice.
+    backward. Its gradient is summed over the ranks such that each rank gets the sum for its own
+    rows only, which is called reduce-scatter. Each of the three moves (N-1)/N of the weight, where
+    an all-reduce in data parallelism moves it twice.
     """
 
     @staticmethod
@@ -261,7 +265,7 @@ class ShardedLinear(torch.autograd.Function):
         grad_x = grad_y @ gather_rows(shard)  # freed after this line again
         grad_weight, grad_shard = grad_y.T @ x, torch.empty_like(shard)
         dist.reduce_scatter_single(grad_shard, grad_weight)  # the sum of this rank's rows
-        return grad_x, grad_shard / dist.get_world_size()
+        return grad_x, grad_shard / dist.get_world_size()  # a rank's loss is its own part's mean
 
 
 def gather_rows(shard: Tensor) -> Tensor:
@@ -293,7 +297,10 @@ class CopyToRanks(torch.autograd.Function):
 
 
 class SumOverRanks(torch.autograd.Function):
-    """g: y is the sum of the ranks' parts, an all-reduce, so each part gets y's gradient."""
+    """g: y is the sum of the ranks' parts, an all-reduce, so each part gets y's gradient.
+
+    This is not summed: all ranks compute the same loss from y, and each has the whole gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
@@ -399,15 +406,16 @@ def run_schedule(
     targets: Sequence[Tensor],
     loss: Loss,
 ) -> None:
-    """Run this rank's actions: receive, compute, send; any schedule of F and B runs in this loop.
+    """Run this rank's actions: receive, compute, send; any order of F and B runs in this loop.
 
+    Rank r has stage r. Microbatches have equal sizes, so the mean of their losses is right.
     Outputs go to the next stage and gradients of inputs to the previous one, one microbatch of
     activations each. All stages take and return tensors of the shape of `inputs`, a list of
     microbatches. Tag 2m marks the output of microbatch m, tag 2m + 1 its gradient.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     pending: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of microbatches, from F to B
-    sending: list[Any] = []  # not waited for: the next stage may not receive before we receive
+    sending: list[Any] = []  # not waited for here: the neighbour may be sending to us, too
     for _, kind, m in schedule[rank]:
         if kind == "F":
             x = inputs[m].clone(memory_format=torch.contiguous_format)  # ranks > 0 overwrite it
@@ -501,9 +509,9 @@ def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(exchange(mixed.chunk(n, dim=2)), dim=1)
 
 
-# That needs at least N heads. Ring attention does not: each rank keeps its queries, and the keys
-# and values travel. The softmax divides by a sum over all keys. We carry the sum along, and when
-# it grows, we scale down the output so far.
+# That needs heads that N divides. Ring attention does not: each rank keeps its queries, and the
+# keys and values travel. The softmax divides by a sum over all keys. We carry the sum along, and
+# when it grows, we scale down the output so far.
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -577,7 +585,8 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
     """Compute each token [t, h] by the best of N * len(experts) experts, times its probability.
 
     Most tokens travel to another rank and back, h elements each. Their numbers travel first, so
-    that each rank has room for what arrives. The router's gradients are of this rank's tokens.
+    that each rank has room for what arrives. The router's gradients are of this rank's tokens, so
+    they must be averaged as in data parallelism.
     """
     n, here = dist.get_world_size(), len(experts)
     probability, choice = router(tokens).softmax(-1).max(-1)
@@ -622,7 +631,7 @@ def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
 def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
     """Return the mean of `matrix` [n, m], roughly; update the factor q [m, r] and `error`.
 
-    The mean is taken to be p @ q.T, so r (n + m) elements are all-reduced and not n m. One step of
+    The mean is taken to be p @ q.T, so r (n + m) elements are all-reduced, not n * m. One step of
     power iteration suffices, because gradients change slowly and q from the last step is almost
     right. All ranks begin with the same q.
     """
@@ -648,6 +657,7 @@ def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
 def serve(parameters: Sequence[Any], optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Rank 0: in each step, send the parameters to each worker and step with their mean gradient.
 
+    In the end only rank 0 has the parameters of the last step.
     All traffic passes through this rank: N-1 times the parameters out, and N-1 times in.
     """
     workers = range(1, dist.get_world_size())
@@ -679,6 +689,7 @@ def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> N
 #
 # A long run will be interrupted. It continues as if nothing had happened if we save all that the
 # next step reads: parameters, the optimizer's state, the step, and the state of random numbers.
+# If all ranks hold the same, one of them saves for all; else each saves to a path of its own.
 
 
 def save(path: Path, step: int, **parts: Any) -> None:
@@ -732,9 +743,10 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         peer, _, tag = rest.partition(" ")
         if peer == "any":
             return []  # which rank will send is unknown
-        answer = f"{'send' if name == 'recv' else 'recv'} {rank} {tag}".strip()
         # The k-th receive needs the k-th send, and a send that waits needs a receive.
-        answers = sum(logs[int(peer)].count(each) for each in (answer, "recv any"))
+        needed = ["send {rank}"] if name == "recv" else ["recv {rank}", "recv any"]
+        entries = [f"{each.format(rank=rank)} {tag}".strip() for each in needed]
+        answers = sum(logs[int(peer)].count(entry) for entry in entries)
         return [int(peer)] if answers < logs[rank].count(blocked[rank]) else []
 
     def follow(path: list[int]) -> list[int]:
@@ -862,6 +874,7 @@ def run_rank(
         store = dist.TCPStore("127.0.0.1", port)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         report_operations(lambda entry: pipe.send(("operation", entry)))
+        # Pickled here, so that a result that cannot be pickled is this rank's error.
         report: tuple[str, Any] = "result", pickle.dumps(fn(*args))
     except BaseException:  # noqa: BLE001  also SystemExit: the launcher must hear of it
         report = "error", traceback.format_exc()
@@ -876,7 +889,9 @@ def run_rank(
 def launch_until_done(fn: Callable[..., Any], ranks: int, restarts: int, *args: Any) -> list[Any]:
     """Launch a job that begins with `load`, again after each failure, up to `restarts` times.
 
-    The work since the last checkpoint is lost, and no more: the result is the same.
+    The work since the last checkpoint is lost, and no more, if all ranks continue with the same
+    step. If each rank saves its own file, one may die when another has already saved. So
+    `training/checkpoint.py` gives a checkpoint its name only when all ranks have saved.
     """
     for _ in range(restarts):
         with contextlib.suppress(RuntimeError):

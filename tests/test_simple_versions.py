@@ -761,6 +761,8 @@ BLOCK, END, FINISHED = "block", "end", "finished"
         ([[BLOCK, "recv 1"], ["send 0", BLOCK, "recv 0"]], ""),  # a message is under way to rank 0
         ([[BLOCK, "recv 1"], ["send 0 tag 1", BLOCK, "recv 0"]], "recv 1, for rank 1; rank 1"),
         ([[BLOCK, "send 1"], [BLOCK, "recv any"]], ""),
+        ([[BLOCK, "send 1 tag 3"], ["recv any tag 3", BLOCK, "barrier"]], ""),
+        ([[BLOCK, "recv 1"], ["recv any", BLOCK, "recv 0"]], "rank 0 is blocked in recv 1"),
         ([[BLOCK, "send 1"], [BLOCK, "recv 0"]], ""),
         ([[BLOCK, "recv any"], [FINISHED]], ""),  # from whom is not known
         ([[BLOCK, "send 1"], [BLOCK, "send 0"]], "rank 0 is blocked in send 1, for rank 1"),
