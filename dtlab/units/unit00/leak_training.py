@@ -14,7 +14,6 @@ from dtlab.units.unit00.measured import SGDByHand, Watch, one_thread
 __all__ = ["run"]
 
 
-@one_thread()
 def run(
     fn: Callable[..., Any], seed: int, widths: Sequence[int], rows: int, steps: int, held_out: int
 ) -> list[Any] | str:
@@ -22,6 +21,13 @@ def run(
 
     If the result is not a pair of a mean and a list of losses, returns a message instead.
     """
+    with one_thread():
+        return _measured(fn, seed, widths, rows, steps, held_out)
+
+
+def _measured(
+    fn: Callable[..., Any], seed: int, widths: Sequence[int], rows: int, steps: int, held_out: int
+) -> list[Any] | str:
     draw = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

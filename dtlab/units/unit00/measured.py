@@ -178,9 +178,13 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@one_thread()
 def peaks(setting: Mapping[str, Any]) -> dict[str, int]:
     """The peak bytes of all tensors in each phase of two real iterations."""
+    with one_thread():
+        return _peaks(setting)
+
+
+def _peaks(setting: Mapping[str, Any]) -> dict[str, int]:
     layers = build(setting)
     trained = [parameter for parameter in layers.parameters() if parameter.requires_grad]
     optimizer = (AdamByHand if setting["optimizer"] == "Adam" else SGDByHand)(trained)

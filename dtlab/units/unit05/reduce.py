@@ -134,6 +134,11 @@ class LargeReduce(OnLargeBlock):
 
     moments = (Moment("freed", "once reduced", lambda size, n: size / n - size, _LEFT),)
 
+    @property
+    def ready(self) -> float:
+        """Parameters, their gradients, and the piece, which is half of them on two ranks."""
+        return 2.5 * super().ready
+
     @staticmethod
     def use(fn: Callable[..., Any], layers: Any, mark: Mark) -> None:
         import torch

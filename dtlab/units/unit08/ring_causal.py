@@ -89,8 +89,8 @@ class Causal(OnTokens):
                 yield (
                     "work",
                     f"rank {rank} computes {pairs:.3g} pairs of runs with products of PyTorch, "
-                    f"and at least {visible} are visible. Only these products are counted: compute "
-                    "scores and outputs with @, in the thread that calls your function.",
+                    f"and at least {visible} are visible. Only these products are counted: "
+                    "compute scores and outputs with @, in the thread that calls your function.",
                 )
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
