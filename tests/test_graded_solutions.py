@@ -6,65 +6,111 @@ in a notebook may fail there. `make proof` grades every unit so.
 
 from __future__ import annotations
 
+import importlib
 import re
+import threading
+import traceback
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
 
 from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom.grade import Grading
+from dtlab.grading.classroom.grade import Grading, Outcome
 from dtlab.grading.classroom.submissions import Assignment, handed_in
+from dtlab.grading.judging import judge
+from dtlab.grading.judging.turns import has_turn
 from dtlab.grading.settings import course_directory
 from tests.a_class import NAME, ROOT, keep_path
 
 SOLUTIONS = ROOT / "solutions"
 UNITS = sorted(path.name[:2] for path in SOLUTIONS.iterdir() if re.match(r"\d\d_", path.name))
-CLASS, JOBS = 4, 4
+# What changes the state of the process. A judge may do so in its turn only.
+CHANGES = (
+    "torch.manual_seed", "torch.set_rng_state", "torch.set_default_dtype", "torch.set_num_threads",
+    "random.seed", "random.setstate", "numpy.random.seed", "os.chdir", "os.putenv",
+)  # fmt: skip
 
 
-def hand_in_solutions(course: Path, unit: str) -> Assignment:
-    """Releases a whole unit, and hands in its solutions for each of the class."""
-    list(release_assignment(unit, name=NAME, course=course))
-    assignment = Assignment.of(course_directory(course), NAME)
+@pytest.fixture
+def out_of_turn(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of what judges in threads have called without having the turn."""
+    found = set[str]()
+
+    def watched(path: str) -> Callable[..., Any]:
+        owner, _, name = path.rpartition(".")
+        plain = getattr(importlib.import_module(owner), name)
+
+        def call(*args: Any, **words: Any) -> Any:
+            if threading.current_thread().name.startswith("judge") and not has_turn():
+                found.add(f"{path}\n{''.join(traceback.format_stack(limit=6))}")
+            return plain(*args, **words)
+
+        return call
+
+    for path in CHANGES:
+        monkeypatch.setattr(path, watched(path))
+    return found
+
+
+def graded(course: Path, unit: str, number: int, parts: str | None = None) -> list[Outcome]:
+    """Releases parts of a unit, hands in their solutions a number of times, and grades them."""
+    chosen = {} if parts is None else {"parts": parts}
+    list(release_assignment(unit, name=NAME, course=course, **chosen))
+    directory = course_directory(course)
+    assignment = Assignment.of(directory, NAME)
     for level, notebook in assignment.notebooks.items():
         (path,) = SOLUTIONS.glob(f"{unit}_*/level-{level[-1]}.ipynb")
         answers = {cell.id: cell.source for cell in nbformat.read(path, as_version=4).cells}
-        for number in range(CLASS):
-            folder = course / "submitted" / f"s{number}" / NAME
+        for student in range(number):
+            folder = course / "submitted" / f"s{student}" / NAME
             folder.mkdir(parents=True, exist_ok=True)
             filled = deepcopy(notebook)
             for cell in filled.cells:
                 if cell.metadata.get("nbgrader", {}).get("solution"):
                     cell.source = answers.get(cell.id, cell.source)
                 if cell.id == "learner":
-                    cell.source += f"\nlearner = 's{number}'"
+                    cell.source += f"\nlearner = 's{student}'"
             nbformat.write(filled, folder / f"{level}.ipynb")
-    return assignment
+    return list(Grading(directory, assignment, jobs=number).run(handed_in(directory, NAME, "*")))
+
+
+def lost(outcomes: list[Outcome]) -> list[tuple[str, ...]]:
+    """The criteria that somebody has lost."""
+    return [
+        (outcome.student, part.part, f"seed {part.seed}", criterion.name, criterion.message)
+        for outcome in outcomes
+        for part in outcome.record.parts.values()
+        for criterion in part.criteria
+        if criterion.status != "ok"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_judges_change_the_state_of_the_process_in_their_turns_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out_of_turn: set[str]
+) -> None:
+    """Judges of these two parts train, also to find out which trials show a mistake."""
+    keep_path(monkeypatch)
+    judge._absent_of.cache_clear()
+    outcomes = graded(tmp_path / "course", "00", 2, "00/cure,00/train_within")
+    assert out_of_turn == set()
+    assert lost(outcomes) == []
+    assert [len(outcome.record.parts) for outcome in outcomes] == [2, 2]
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_solutions_keep_all_points(
-    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out_of_turn: set[str]
 ) -> None:
     keep_path(monkeypatch)
-    course = tmp_path / "course"
-    assignment = hand_in_solutions(course, unit)
-    directory = course_directory(course)
-    lost, graded = [], 0
-    grading = Grading(directory, assignment, jobs=JOBS)
-    for outcome in grading.run(handed_in(directory, NAME, "*")):
-        assert outcome.record is not None, outcome
-        verdicts = outcome.record.parts.values()
-        graded += len(verdicts) > 0
-        lost += [
-            (outcome.student, verdict.part, criterion.name, criterion.message)
-            for verdict in verdicts
-            for criterion in verdict.criteria
-            if criterion.status != "ok"
-        ]
-    assert lost == []
-    assert graded == CLASS
+    outcomes = graded(tmp_path / "course", unit, 4)
+    assert out_of_turn == set()
+    assert lost(outcomes) == []
+    assert len({len(outcome.record.parts) for outcome in outcomes} - {0}) == 1

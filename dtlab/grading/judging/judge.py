@@ -10,6 +10,7 @@ Graded cells never run; this module runs their checks. `cells.py` runs the other
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import time
@@ -31,7 +32,7 @@ from dtlab.grading.report import Criterion, Report, as_html, as_text
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Opaque, is_modest
 from dtlab.ranks.sandbox.enclosure import first_user
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.walls import AbsentModules, Walls
 
 __all__ = ["WARM", "Judged", "PartVerdict", "judge", "part_of"]
 
@@ -113,7 +114,7 @@ def judge(
     `waits(False)` when it ends. Raises `LaunchError` if nothing can run here.
     """
     parts = [part for cell in notebook.cells if (part := part_of(cell))]
-    walls = Walls(user=first_user(slot), absent=absent_of(parts))
+    walls = Walls(user=first_user(slot), absent=_absent_of(*(part.name for part in parts)))
     bench = WalledBench(server, replace(walls, user=walls.user + 256), student)
     drawn = {part.name: _seed_of(seed, part) for part in known_parts()} | dict(seeds or {})
     cells = Cells(server, walls, limits or Limits(), waits)
@@ -193,7 +194,7 @@ class _Run:
 
     def _settled(self, part: Part, answer: Any, seed: int, learner: str) -> tuple[Criterion, ...]:
         """Judges an answer: points from the hidden inputs, messages from the public inputs."""
-        self._bench.begin(absent_of([part]))
+        self._bench.begin(_absent_of(part.name))
         try:
             with own_turn():
                 hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
@@ -209,6 +210,15 @@ class _Run:
             known = part.check.run(part.symbol, answer, 0, learner, self._bench)
         return tuple(map(_public, hidden, known))
 
+
+@functools.cache
+def _absent_of(*parts: str) -> AbsentModules:
+    """The library modules that are hidden from answers to these parts.
+
+    Finding them makes trials, some of which train, so it needs a turn.
+    """
+    with own_turn():
+        return absent_of(map(find_part, parts))
 
 
 def _public(hidden: Criterion, known: Criterion) -> Criterion:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["own_turn", "turn_paused"]
+__all__ = ["has_turn", "own_turn", "turn_paused"]
 
 Restore = Callable[[], None]
 
@@ -51,10 +51,16 @@ def own_turn() -> Iterator[None]:
             _usual_dtype()
             yield
         finally:
-            _HELD.found.pop()()
+            _HELD.found[-1]()
+            _HELD.found.pop()
     finally:
         if outermost:
             _LOCK.release()
+
+
+def has_turn() -> bool:
+    """Whether this thread has the turn now."""
+    return bool(_HELD.found)
 
 
 @contextmanager
