@@ -692,6 +692,7 @@ def remote_calls() -> None:
         assert [f.wait()[0].item() for f in futures] == [0, 1, 2, 3]
     dist.barrier()
     rpc.shutdown()
+    dist.barrier()  # the other rank's shutdown still reads the file
     if rank == 0:
         shutil.rmtree(folder)
 
