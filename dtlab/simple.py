@@ -242,7 +242,7 @@ class Zero2(Zero1):
 
 # Now the parameters themselves are left. Stage 3 keeps 1/N of each weight on a rank and gathers
 # the rest for the moment in which a layer computes. Autograd alone would keep the gathered weight
-# from forward to backward, so this layer has a backward of its own, which gathers again.
+# from forward to backward, so this layer defines its own backward, which gathers again.
 
 
 class ShardedLinear(torch.autograd.Function):
@@ -689,7 +689,8 @@ def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> N
 #
 # A long run will be interrupted. It continues as if nothing had happened if we save all that the
 # next step reads: parameters, the optimizer's state, the step, and the state of random numbers.
-# If all ranks hold the same, one of them saves for all; else each saves to a path of its own.
+# If all ranks hold the same state, one of them saves it for all. Otherwise each rank saves to its
+# own path.
 
 
 def save(path: Path, step: int, **parts: Any) -> None:

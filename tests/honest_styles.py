@@ -312,7 +312,7 @@ def shards_in_another_order() -> None:
 
 @program(4, shared=True)
 def work_queue_from_anybody() -> None:
-    """Rank 0 hands out tasks to whoever asks (src=None), with another tag for results."""
+    """Rank 0 gives a task to each rank that asks (src=None); results have another tag."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         tasks, results, stopped = list(range(12)), {}, 0
@@ -647,7 +647,7 @@ def event_loop() -> None:
 
 @program(4, shared=True)
 def stores() -> None:
-    """Counters, compare-and-set, prefixes and waits; a store of its own on another port."""
+    """Counters, compare-and-set, prefixes and waits; also a second store, on another port."""
     rank, size = dist.get_rank(), dist.get_world_size()
     base = dist.distributed_c10d._get_default_store()
     store = dist.PrefixStore("job", base)

@@ -59,7 +59,7 @@ def current_reply() -> Reply | None:
 def answered(reply: Reply | None, rank: int, message: Any) -> bytes:
     """Calls `reply` for a message of a rank, and encodes what the rank's `ask` is to do."""
     if reply is None:
-        return encode(["the launch has no `answering` around it, so nobody answers.", None])
+        return encode(["nobody answers: this launch is not inside `answering`.", None])
     try:
         return encode(["", reply(rank, message)])
     except Refused as why:

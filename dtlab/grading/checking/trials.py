@@ -92,8 +92,8 @@ class Case(ABC):
     def dialogue(self, rank: int, world_size: int) -> Dialogue | None:
         """What the judge answers if `on_rank` asks with `ask`, one piece at a time.
 
-        What it returns is the rank's result, in place of what `on_rank` returns: see
-        `dtlab.ranks.asking.Dialogues`. It runs in the check's process, so the rank neither sees
+        The generator's return value becomes the rank's result, and what `on_rank` returns is not
+        used: see `dtlab.ranks.asking.Dialogues`. It runs in the check's process, so the rank neither sees
         what comes later nor can change what is kept. None if `on_rank` asks nothing.
         """
         return None

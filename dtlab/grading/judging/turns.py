@@ -107,7 +107,7 @@ def _state() -> Restore:
 
 
 def _folder() -> str | None:
-    """The current folder; None if somebody has removed it."""
+    """The current folder, or None if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

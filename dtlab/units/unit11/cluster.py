@@ -143,7 +143,7 @@ class History:
 
 
 class Cluster:
-    """A run of the simulation, in which somebody decides after each event."""
+    """A run of the simulation, whose caller decides after each event what is started."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -50,7 +50,7 @@ class Disk:
         torch.save, self._active = self._save, False
 
     def _half(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        """In place of torch.save, which may be killed in the middle."""
+        """Replaces torch.save; the process may die in the middle of it."""
         # Pickling tensors calls torch.save too, in memory.
         if self._inside(f) or self._inside(getattr(f, "name", None)):
             self._operation("in torch.save", lambda: _write_half(self._save, obj, f))

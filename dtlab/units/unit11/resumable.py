@@ -6,7 +6,7 @@ the same script again, and compares the second run with one that was never kille
     0 ── 1 ── 2 ── save ── 3 ── 4 ── killed
                      └──── 3 ── 4 ── 5 ── save ── ...
 
-Each run is a process of its own, which dies by SIGKILL, so that only files survive. The images,
+Each run is a separate process, and SIGKILL ends it, so that only files survive. The images,
 the labels and the random numbers of a step are in the check's process: a run sends its state and
 gets gradients. So it cannot make a step again without being noticed.
 """
@@ -369,7 +369,7 @@ def _set_generators(states: dict[str, Any]) -> None:
 
 
 def _start(fn: Callable[..., Any], folder: str, begin: dict[str, Any], finished: set[str]) -> None:
-    """A run, in a process of its own. It dies when an answer to what it tells is None."""
+    """Runs `fn` in this process, which kills itself when the check answers None."""
     from dtlab.ranks.apart import die
 
     def tell(**message: Any) -> Any:
