@@ -93,8 +93,8 @@ class Case(ABC):
         """What the judge answers if `on_rank` asks with `ask`, one piece at a time.
 
         The generator's return value becomes the rank's result, and what `on_rank` returns is not
-        used: see `dtlab.ranks.asking.Dialogues`. It runs in the check's process, so the rank neither sees
-        what comes later nor can change what is kept. None if `on_rank` asks nothing.
+        used: see `dtlab.ranks.asking.Dialogues`. It runs in the check's process, so the rank
+        neither sees what comes later nor can change what is kept. None if `on_rank` asks nothing.
         """
         return None
 

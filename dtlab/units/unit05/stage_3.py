@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.grading.checking.checks import Check
 from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, fault, rule
 from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.resident import Mark, Moment, ResidentCase, grown_by, use_twice
+from dtlab.grading.checking.resident import grown_by
 from dtlab.grading.checking.trials import UNREADABLE, Trial, drawn_seed
 from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
 from dtlab.predict.units import counted
-from dtlab.units.unit05.blocks import FINISHED, alike, flat_gradients, flat_of, lay, off_from
+from dtlab.units.unit05.blocks import (
+    FINISHED,
+    LargeBlocks,
+    alike,
+    flat_gradients,
+    flat_of,
+    lay,
+    off_from,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -205,7 +212,7 @@ class Hooked(Faulty):
 #     the log of calls     lies in the rank, so an answer can rewrite it
 #     Drifting             weights differ at each gather by other ranks' secrets: only a rank that
 #                          gathers for forward, and again for backward, gets the right pieces
-#     LargeBlocks          the kernel counts the memory of blocks that are whole
+#     LargeBlocks          the kernel counts the memory of blocks that are whole (blocks.py)
 
 
 @dataclass(frozen=True)
@@ -292,80 +299,6 @@ def _forged(seen: Seen) -> str:
     return ""
 
 
-_BLOCKS, _WIDTH = 8, 1024
-_WHOLE = "The memory of a block must be free when `free` returns: keep no copy of it."
-
-
-@dataclass(frozen=True)
-class LargeBlocks(ResidentCase):
-    """A case with blocks so large that the kernel's count shows how many of them are whole."""
-
-    finished: ClassVar[tuple[str, ...]] = FINISHED
-    elements = _BLOCKS * _WIDTH**2
-    moments = (
-        Moment(
-            "peak",
-            "before the first step",
-            lambda size, n: size / n - size,
-            _WHOLE,
-        ),
-        Moment(
-            "peak",
-            "after forward",
-            lambda size, n: 0,
-            _WHOLE,
-            peak=lambda size, n: 3 * size / _BLOCKS,  # two blocks, and what a gather sends
-            passes=lambda size, n: size / _BLOCKS,
-        ),
-        Moment(
-            "peak",
-            "after backward",
-            lambda size, n: size / n,
-            _WHOLE,
-            passes=lambda size, n: size / n,
-        ),
-    )
-
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{counted(_BLOCKS, 'block')} of {amount(4 * _WIDTH**2)}"
-
-    def given(self, rank: int, world_size: int) -> Tensor:
-        import torch
-
-        draw = torch.Generator().manual_seed(1009 * self.seed + rank)
-        return torch.randn(2, _WIDTH, generator=draw)
-
-    @staticmethod
-    def on_rank(fn: Callable[..., Any], given: Tensor) -> dict[str, Any]:
-        def use(fn: Callable[..., Any], width: int, mark: Mark) -> dict[str, Any]:
-            return _train_large(fn, given[:, :width], mark)
-
-        with finished_calls(*FINISHED, refuse=True) as finished:
-            try:
-                result = use_twice(use, fn, large=_WIDTH)
-            except Exception as error:  # noqa: BLE001  what `free` frees cannot be read
-                result = {"failed": f"{type(error).__name__}: {error}"[:300]}
-        return {**result, "finished": sorted(finished)}
-
-    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        from torch import nn
-
-        if any(result.get("failed") for result in results):
-            return  # see `_whole`
-        ranks, blocks = len(results), _large_blocks(_WIDTH)
-        for rank in range(ranks):
-            loss = nn.Sequential(*blocks)(self.given(rank, ranks)).square().mean()
-            (loss / ranks).backward()
-        for rank, result in enumerate(results):
-            right = [flat_gradients(b, ranks).chunk(ranks)[rank][::_EVERY] for b in blocks]
-            got = result["gradients"]
-            if len(got) != len(right) or not all(map(alike, got, right)):
-                yield "large", f"rank {rank}: the gradients of blocks of this size are wrong."
-                return
-
-
 _grown = grown_by("peak")
 
 
@@ -379,61 +312,6 @@ def _whole(seen: Seen) -> str:
             if message := next(filter(None, failed), ""):
                 return f"{one.trial.words(0)}: {message}"
     return fault(seen, "large") or _grown(seen) or _forged(seen)
-
-
-_EVERY = 4099  # every so many elements of a gradient are judged
-
-
-def _large_blocks(width: int) -> list[nn.Module]:
-    import torch
-    from torch import nn
-
-    draw, blocks = torch.Generator().manual_seed(width), list[nn.Module]()
-    for _ in range(_BLOCKS):
-        layer = nn.Linear(width, width, bias=False, device="meta")
-        numbers = torch.empty(width, width).uniform_(-1, 1, generator=draw) / width**0.5
-        layer.weight = nn.Parameter(numbers)
-        blocks.append(nn.Sequential(layer, nn.Tanh()))
-    return blocks
-
-
-def _train_large(fn: Callable[..., Any], inputs: Tensor, mark: Mark) -> dict[str, Any]:
-    """Run on a rank: one forward and one backward pass, with functions that free memory."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-
-    def shard(block: nn.Module) -> tuple[Tensor, Tensor]:
-        flat = flat_of(block.parameters(), ranks)
-        lay(block, flat)
-        return flat, nn.Parameter(flat.chunk(ranks)[rank].clone())
-
-    def gather(block: nn.Module, flat: Tensor, piece: Tensor) -> None:
-        flat.untyped_storage().resize_(flat.nbytes)
-        dist.all_gather_single(flat.data, piece.detach().clone())
-
-    def free(block: nn.Module, flat: Tensor) -> None:
-        flat.untyped_storage().resize_(0)
-
-    def reduce(block: nn.Module, piece: Tensor) -> None:
-        flat = flat_gradients(block, ranks)
-        block.zero_grad()
-        dist.all_reduce(flat)
-        piece.grad = flat.chunk(ranks)[rank] / ranks
-
-    blocks = _large_blocks(inputs.shape[1])
-    model = nn.Sequential(*blocks)
-    mark()
-    pieces = fn(list(blocks), shard, gather, free, reduce)
-    mark()
-    loss = model(inputs).square().mean()
-    mark()
-    loss.backward()
-    mark()
-    gradients = [torch.zeros(1) if p.grad is None else p.grad[::_EVERY].clone() for p in pieces]
-    return {"gradients": gradients}
 
 
 def faults_in(log: Log, blocks: int) -> Iterator[Fault]:
