@@ -807,6 +807,27 @@ def test_what_gloo_says_in_a_thread_does_not_hide_a_mismatch(
         assert capfd.readouterr().out == ""  # no traceback above the finding
 
 
+def _crash_in_a_thread_of_c() -> None:
+    """Crash as gloo may: in a thread without Python, which reads the length of the string 0."""
+    libc = ctypes.CDLL(None)
+    libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.strlen, None)
+
+
+def _crashes_in_an_operation_that_does_not_match() -> None:
+    if dist.get_rank() == 0:
+        threading.Timer(0.003, _crash_in_a_thread_of_c).start()
+        dist.all_reduce(torch.ones(1))
+    else:
+        dist.broadcast(torch.ones(1), 1)
+
+
+def test_a_crash_of_gloo_does_not_hide_a_mismatch() -> None:
+    for _ in range(3):
+        error = deadlock(_crashes_in_an_operation_that_does_not_match, 2, GUARD)
+        assert error.mismatch is not None
+        assert "all_reduce(float32[1], SUM)" in error.mismatch
+
+
 def test_a_thread_that_raises_is_reported_after_all_else(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

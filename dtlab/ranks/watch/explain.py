@@ -42,6 +42,7 @@ ADVICE = {
     "exception": "",
     "signal": "",
 }
+CRASHES = {"SIGSEGV": "it crashed: it accessed invalid memory", "SIGABRT": "it aborted"}
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
 FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
@@ -99,7 +100,7 @@ def _error_of(
     stuck = outcome.finding is not None or outcome.reason == "timeout"
     unfit = _places_of_misfits(outcome)
     if stuck and all(
-        _is_consequence(one) or (one.kind == "exception" and one.place in unfit)
+        _is_consequence(one) or (_may_be_gloos(one) and one.place in unfit)
         for one in failures.values()
     ):
         failures = {}
@@ -215,6 +216,15 @@ def _is_consequence(failure: Failure) -> bool:
     return any(text in failure.message for text in PEER_GONE)
 
 
+def _may_be_gloos(failure: Failure) -> bool:
+    """Whether gloo may have caused a failure in an operation that does not match.
+
+    It raises an exception, or writes a message of another size into memory that is not its own,
+    and then the rank crashes.
+    """
+    return failure.kind == "exception" or any(name in failure.message for name in CRASHES)
+
+
 def _has_lost_its_peer(failure: Failure) -> bool:
     """Whether a failure is only gloo's report of a lost peer.
 
@@ -267,14 +277,12 @@ def _of_death(end: RankEnd, stderr: str, op: OpInfo | None) -> Failure:
     if code >= 0:
         return Failure("exit", f"left by os._exit({code})", **where)
     name = signal.Signals(-code).name
-    meaning = {
-        "SIGKILL": " (by the system because memory ran out, or by another process)",
-        "SIGSEGV": " (it crashed: it accessed invalid memory)",
-        "SIGABRT": " (it aborted)",
-    }.get(name, "")
+    killed = "by the system because memory ran out, or by another process"
+    explained = CRASHES | {"SIGKILL": killed}
+    meaning = f" ({explained[name]})" if name in explained else ""
     reason = _why_it_aborted(stderr) if name == "SIGABRT" else ""
     functional = any(part in frame.file for part in FUNCTIONAL for frame in end.stack)
-    advice = GLOOS_DOING if functional and name in ("SIGSEGV", "SIGABRT") else ""
+    advice = GLOOS_DOING if functional and name in CRASHES else ""
     message = f"was ended by {name}{wait}{meaning}{reason}"
     return Failure("signal", message, advice=advice, **where)
 
