@@ -11,7 +11,7 @@ A course of your own lives in a folder of its own: `dtlab release 01 --course FO
 
 from pathlib import Path
 
-from dtlab.grading.settings import configure
+from dtlab.classroom.settings import configure
 
 c = get_config()  # noqa: F821  traitlets puts it here
 configure(c, Path(__file__).parent, course_id="dtlab")

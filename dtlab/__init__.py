@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import dtlab.predict as predict  # noqa: F401
     import dtlab.schedules as schedules  # noqa: F401
     import dtlab.show as show  # noqa: F401
+    from dtlab.checks import ask as ask
+    from dtlab.checks import check as check
+    from dtlab.checks.practice import practice as practice
+    from dtlab.checks.progress import progress as progress
     from dtlab.errors import DeadlockError as DeadlockError
     from dtlab.errors import DtlabError as DtlabError
     from dtlab.errors import Failure as Failure
@@ -25,10 +29,6 @@ if TYPE_CHECKING:
     from dtlab.errors import RankTimeoutError as RankTimeoutError
     from dtlab.errors import Waiting as Waiting
     from dtlab.errors import expect as expect
-    from dtlab.grading import ask as ask
-    from dtlab.grading import check as check
-    from dtlab.grading.practice import practice as practice
-    from dtlab.grading.progress import progress as progress
     from dtlab.predict import Cluster as Cluster
     from dtlab.predict import Link as Link
     from dtlab.ranks.emulate.compute import compute as compute
@@ -61,19 +61,19 @@ _MODULE_OF = {  # public name -> the module that defines it; None if the name is
     "Session": "ranks.session",
     "Trace": "trace",
     "Waiting": "errors",
-    "ask": "grading",
+    "ask": "checks",
     "bench": None,  # not imported above: grading imports this file, and bench is above grading
     "calibration": "show.guess",
-    "check": "grading",
+    "check": "checks",
     "collectives": None,
     "compute": "ranks.emulate.compute",
     "expect": "errors",
     "guess": "show.guess",
     "held_bytes": "training.live",
     "launch": "ranks.launch.launcher",
-    "practice": "grading.practice",
+    "practice": "checks.practice",
     "predict": None,
-    "progress": "grading.progress",
+    "progress": "checks.progress",
     "rank_generator": "ranks.launch.launcher",
     "remeasure": "show.remeasure",
     "repeats": "show.repeats",

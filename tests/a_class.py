@@ -15,14 +15,14 @@ import nbformat
 from nbformat import NotebookNode
 from nbgrader.api import Grade, Gradebook
 
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom import verdicts
-from dtlab.grading.classroom.engines import LocalEngine
-from dtlab.grading.classroom.grade import Grading, Outcome
-from dtlab.grading.classroom.submissions import Assignment, handed_in
-from dtlab.grading.classroom.tasks import Done, Task
-from dtlab.grading.classroom.verdicts import Record
-from dtlab.grading.settings import course_directory
+from dtlab.classroom import verdicts
+from dtlab.classroom.grade import Grading, Outcome
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
+from dtlab.classroom.submissions import Assignment, handed_in
+from dtlab.classroom.verdicts import Record
+from dtlab.classroom.workers.engines import LocalEngine
+from dtlab.classroom.workers.tasks import Done, Task
 
 ROOT = Path(__file__).parent.parent
 SOLUTIONS = ROOT / "solutions" / "01_ranks_and_collectives"

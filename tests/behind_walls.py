@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.launch.launcher import Run, launch_sealed
-from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.isolation import Walls
+from dtlab.ranks.sandbox.sandbox import Enclosure, first_user
 
 needs_root = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="all walls take root, and Linux"

@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from dtlab.grading.mending.mend import Mended, mend
+from dtlab.classroom.repair.repaired import Mended, mend
 
 UNIT = Path(__file__).parent.parent / "exercises" / "01_ranks_and_collectives"
 RELEASED = {path.stem: nbformat.read(path, as_version=4) for path in sorted(UNIT.glob("*.ipynb"))}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading import Part
+from dtlab.checks import Part
 from tests.wrong_answers import Answers
 
 __all__ = ["Journal", "JournalPlugin", "left_out", "passed_before", "pytest_addoption", "unit_of"]

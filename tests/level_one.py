@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 
 __all__ = ["drawn_for"]
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from dtlab.grading import Part, known_parts
+from dtlab.checks import Part, known_parts
 from dtlab.ranks.system import usable_cpus
 from tests.journal import Journal
 from tests.mutants.proof import Place, Proof, in_workers, proof_of

@@ -28,9 +28,9 @@ from typing import Any
 import psutil
 
 import dtlab
+from dtlab.checks.functions.bench import HERE, warm_up
+from dtlab.checks.functions.trials import Observation, Trial, observe, observed, run_here
 from dtlab.errors import RankError, RanksError
-from dtlab.grading.checking.bench import HERE, warm_up
-from dtlab.grading.checking.trials import Observation, Trial, observe, observed, run_here
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch.launcher import Run, launch
 from dtlab.ranks.session.notebook import Session

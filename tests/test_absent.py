@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading import known_parts
-from dtlab.grading.checking.finished import absent_of, finished_calls
-from dtlab.ranks.sandbox.absent import files_of, take_away
+from dtlab.checks import known_parts
+from dtlab.checks.functions.finished import absent_of, finished_calls
+from dtlab.ranks.sandbox.hidden_modules import files_of, take_away
 
 MODULE = """
 import functools

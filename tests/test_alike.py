@@ -17,13 +17,13 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
-from dtlab.grading import Part, find_part, known_parts
-from dtlab.grading.alike.pairs import LONGEST, SOLUTION, Group, alike
-from dtlab.grading.alike.tokens import pieces
-from dtlab.grading.checking.defences import Defence
-from dtlab.grading.course import Course
-from dtlab.grading.questions.answers import Questions
-from dtlab.grading.scripts.mend import MendScript
+from dtlab.checks import Part, find_part, known_parts
+from dtlab.checks.course import Course
+from dtlab.checks.functions.defences import Defence
+from dtlab.checks.programs.training import MendScript
+from dtlab.checks.questions.answers import Questions
+from dtlab.classroom.similarity.pairs import LONGEST, SOLUTION, Group, alike
+from dtlab.classroom.similarity.tokens import pieces
 
 ROOT = Path(__file__).parent.parent
 ANSWERS = ROOT / "tests" / "wrong_answers"

@@ -16,11 +16,11 @@ import nbformat
 import pytest
 from nbgrader.api import Gradebook
 
-from dtlab.grading import Part, known_parts
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.classroom.command import grade
-from dtlab.grading.settings import course_directory
+from dtlab.checks import Part, known_parts
+from dtlab.checks.functions.checks import Check
+from dtlab.classroom.command import grade
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
 from tests.wrong_answers import FOLDER, Answers, answers_of
 
 pytestmark = pytest.mark.proof

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import dtlab
-from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.learners import graded_student, normalised
-from dtlab.grading.questions.answers import (
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.learners import graded_student, normalised
+from dtlab.checks.questions.answers import (
     Choice,
     Choices,
     Given,
@@ -26,7 +25,8 @@ from dtlab.grading.questions.answers import (
     Question,
     Questions,
 )
-from dtlab.grading.questions.quantities import Unreadable, close, entries, read, whole
+from dtlab.checks.questions.quantities import Unreadable, close, entries, read, whole
+from dtlab.errors import DtlabError
 
 PARTS = [  # those whose answers are compared with a right one, not run
     part

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.report import scaled
+from dtlab.classroom.late import due_date
+from dtlab.classroom.releases.wanted import wanted
 from dtlab.cli import main
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.assignments.wanted import wanted
-from dtlab.grading.late import due_date
-from dtlab.grading.report import scaled
 
 ROOT = Path(__file__).parent.parent
 RING = "01/ring_all_reduce"

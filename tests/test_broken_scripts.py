@@ -11,10 +11,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from dtlab.grading import Part, known_parts
-from dtlab.grading.course import Course
-from dtlab.grading.scripts.lines import judge_line, numbered
-from dtlab.grading.scripts.mend import MendScript, Scene
+from dtlab.checks import Part, known_parts
+from dtlab.checks.course import Course
+from dtlab.checks.programs.lines import judge_line, numbered
+from dtlab.checks.programs.training import MendScript, Scene
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of
 

@@ -11,9 +11,9 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from dtlab.grading.classroom.server import JudgesServer
-from dtlab.grading.judging.judge import judge, part_of
-from dtlab.grading.mending.mend import mend
+from dtlab.classroom.judging.judge import judge, part_of
+from dtlab.classroom.repair.repaired import mend
+from dtlab.classroom.workers.server import JudgesServer
 
 ROOT = Path(__file__).parent.parent
 LEVELS = sorted(path.relative_to(ROOT / "solutions") for path in ROOT.glob("solutions/*/*.ipynb"))

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dtlab
-from dtlab.grading import known_parts
-from dtlab.grading.report import Reference
+from dtlab.checks import known_parts
+from dtlab.checks.report import Reference
 from dtlab.ranks.protocol import Frame
 from dtlab.ranks.watch.advice import advice_on
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtlab.grading import Part
+from dtlab.checks import Part
 from tests.staying import BENCH
 
 TEXT = (Path(__file__).parent.parent / "docs" / "authors.md").read_text(encoding="utf-8")

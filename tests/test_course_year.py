@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from nbgrader.api import Gradebook
 
-from dtlab.grading.settings import course_directory
+from dtlab.classroom.settings import course_directory
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parent.parent
@@ -142,7 +142,7 @@ def test_feedback_has_the_reports_and_nothing_of_the_hidden_checks(people: Peopl
 
 def test_grades_leave_as_a_table(people: People) -> None:
     people.run(
-        "teacher", "nbgrader", "export", "--exporter", "dtlab.grading.export.Moodle", "--to",
+        "teacher", "nbgrader", "export", "--exporter", "dtlab.classroom.export.Moodle", "--to",
         "moodle.csv",
     )  # fmt: skip
     rows = list(csv.DictReader((people.course / "moodle.csv").read_text().splitlines()))

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from dtlab.checks.functions.bench import Bench
+from dtlab.checks.functions.checks import Check, RecordedCheck
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, criterion, fault, rule
+from dtlab.checks.functions.trials import Observation, Recording, Trial
 from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError
-from dtlab.grading.checking.bench import Bench
-from dtlab.grading.checking.checks import Check, RecordedCheck
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, criterion, fault, rule
-from dtlab.grading.checking.trials import Observation, Recording, Trial
 
 
 @dataclass(frozen=True)

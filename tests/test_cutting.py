@@ -12,10 +12,10 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from dtlab.checks import Part, find_part, known_parts
+from dtlab.checks.course import Course
+from dtlab.classroom.releases.cutting import cut
 from dtlab.errors import DtlabError
-from dtlab.grading import Part, find_part, known_parts
-from dtlab.grading.assignments.cutting import cut
-from dtlab.grading.course import Course
 
 ROOT = Path(__file__).parent.parent
 RING = "01/ring_all_reduce"

@@ -13,20 +13,20 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from nbgrader.apps import NbGraderAPI
 
 import dtlab
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.course import REPOSITORY, Course
+from dtlab.checks.functions.defences import Defence
+from dtlab.checks.parts import Part
+from dtlab.checks.progress import Lesson, Progress, Row, Unit
+from dtlab.classroom import grade
+from dtlab.classroom.grade import Outcome
+from dtlab.classroom.lines import line, summary
+from dtlab.classroom.notebooks import normalise
+from dtlab.classroom.plugins import released_source
+from dtlab.classroom.releases.cutting import cut
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.verdicts import Record
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.assignments.cutting import cut
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.checking.defences import Defence
-from dtlab.grading.classroom import grade
-from dtlab.grading.classroom.grade import Outcome
-from dtlab.grading.classroom.lines import line, summary
-from dtlab.grading.classroom.verdicts import Record
-from dtlab.grading.course import REPOSITORY, Course
-from dtlab.grading.notebooks import normalise
-from dtlab.grading.parts import Part
-from dtlab.grading.plugins import released_source
-from dtlab.grading.progress import Lesson, Progress, Row, Unit
 from tests.a_class import NAME, Class, Kept, keep_path
 
 RUBRIC = ((2, "the number that decided"), (1.5, "what if"))

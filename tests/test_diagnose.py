@@ -16,13 +16,13 @@ import torch
 import torch.distributed as dist
 
 import dtlab
+from dtlab.checks import Part, find_part
+from dtlab.checks.functions.checks import UNANSWERED
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.practice import practice
+from dtlab.checks.programs.broken import MendProgram
+from dtlab.checks.questions.waits import Wait, judge_waits, waits_of
 from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
-from dtlab.grading import Part, find_part
-from dtlab.grading.checking.checks import UNANSWERED
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.practice import practice
-from dtlab.grading.questions.waits import Wait, judge_waits, waits_of
-from dtlab.grading.scripts.mends import MendProgram
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace
 from dtlab.units.unit01 import choose, programs

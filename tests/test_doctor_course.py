@@ -148,7 +148,7 @@ def test_the_command_mends_an_old_gradebook(
 
 
 CONFIGURED = (
-    "from dtlab.grading.settings import configure\nconfigure(get_config(), {folder!r})\n"
+    "from dtlab.classroom.settings import configure\nconfigure(get_config(), {folder!r})\n"
 )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dtlab import cli
-from dtlab.grading.parts import known_parts
+from dtlab.checks.parts import known_parts
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

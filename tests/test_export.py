@@ -19,12 +19,12 @@ from nbgrader.api import Gradebook
 from traitlets.config import Config
 from traitlets.log import get_logger
 
+from dtlab.checks.report import Criterion
+from dtlab.classroom import verdicts
+from dtlab.classroom.export import Canvas, Moodle, Plain, Table, harmless, number
+from dtlab.classroom.judging.judge import PartVerdict
+from dtlab.classroom.settings import begin_course, course_directory
 from dtlab.errors import DtlabError
-from dtlab.grading.classroom import verdicts
-from dtlab.grading.export import Canvas, Moodle, Plain, Table, harmless, number
-from dtlab.grading.judging.judge import PartVerdict
-from dtlab.grading.report import Criterion
-from dtlab.grading.settings import begin_course, course_directory
 
 pytestmark = pytest.mark.slow  # a gradebook for each
 
@@ -282,7 +282,7 @@ def test_what_the_platform_would_miss_is_said(course: Path, logged: io.StringIO)
 @pytest.mark.parametrize("wrong", [False, True])
 def test_nbgraders_command_takes_them(course: Path, wrong: bool) -> None:
     command = [sys.executable, "-m", "nbgrader", "export"]
-    command += ["--exporter", "dtlab.grading.export.Moodle", "--to", "moodle.csv"]
+    command += ["--exporter", "dtlab.classroom.export.Moodle", "--to", "moodle.csv"]
     command += ["--Moodle.feedback=True", "--assignment", "week-5" if wrong else "week-3"]
     done = subprocess.run(command, cwd=course, capture_output=True, text=True, check=False)
     assert done.returncode == wrong, done.stderr

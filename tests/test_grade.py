@@ -26,14 +26,15 @@ from nbgrader.converters import Autograde, GenerateFeedback
 from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import capture_log
 
+from dtlab.checks.questions.answers import Questions
+from dtlab.classroom import booking, grade, verdicts
+from dtlab.classroom.grade import Grading
+from dtlab.classroom.submissions import handed_in
+from dtlab.classroom.verdicts import ALL
+from dtlab.classroom.workers import server, tasks
+from dtlab.classroom.workers.server import JudgesServer
 from dtlab.cli import main
 from dtlab.errors import DtlabError, LaunchError
-from dtlab.grading.classroom import booking, grade, server, tasks, verdicts
-from dtlab.grading.classroom.grade import Grading
-from dtlab.grading.classroom.server import JudgesServer
-from dtlab.grading.classroom.submissions import handed_in
-from dtlab.grading.classroom.verdicts import ALL
-from dtlab.grading.questions.answers import Questions
 from dtlab.ranks.launch import client
 from tests.a_class import NAME, Class, Kept, judged, keep_path, without_seconds
 

@@ -18,12 +18,12 @@ from typing import Any
 import nbformat
 import pytest
 
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom.grade import Grading, Outcome
-from dtlab.grading.classroom.submissions import Assignment, handed_in
-from dtlab.grading.judging import judge
-from dtlab.grading.judging.turns import has_turn
-from dtlab.grading.settings import course_directory
+from dtlab.checks.turns import has_turn
+from dtlab.classroom.grade import Grading, Outcome
+from dtlab.classroom.judging import judge
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
+from dtlab.classroom.submissions import Assignment, handed_in
 from tests.a_class import NAME, ROOT, keep_path
 
 SOLUTIONS = ROOT / "solutions"

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dtlab.checks import Criterion, Report, check, find_part, known_parts
+from dtlab.checks.functions.checks import Check, Rule, Verdict, blocked, lost, ok
+from dtlab.checks.functions.trials import Case, Observation, Trial, observe
+from dtlab.checks.report import Reference
+from dtlab.checks.words import amount
 from dtlab.errors import DeadlockError, DtlabError, Failure, RankError, RankTimeoutError, Waiting
-from dtlab.grading import Criterion, Report, check, find_part, known_parts
-from dtlab.grading.checking.checks import Check, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Case, Observation, Trial, observe
-from dtlab.grading.report import Reference
-from dtlab.grading.words import amount
 from dtlab.trace import Event, Trace
 from dtlab.units.unit01.calls import (
     AllReduce,
@@ -121,13 +121,13 @@ def test_report_is_nbgraders_number_in_a_kernel_and_text_in_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert REPORT._repr_mimebundle_()["text/plain"] == str(REPORT)
-    monkeypatch.setattr("dtlab.grading.report.in_a_kernel", lambda: True)
+    monkeypatch.setattr("dtlab.checks.report.in_a_kernel", lambda: True)
     bundle = REPORT._repr_mimebundle_()
     assert float(bundle["text/plain"]) == REPORT.score
     assert bundle["text/html"] == REPORT._repr_html_()
-    monkeypatch.setattr("dtlab.grading.report.has_front_end", lambda: True)
+    monkeypatch.setattr("dtlab.checks.report.has_front_end", lambda: True)
     assert REPORT._repr_mimebundle_()["text/plain"] == str(REPORT)  # a person may read it
-    monkeypatch.setattr("dtlab.grading.report.graded_student", lambda: "ada")
+    monkeypatch.setattr("dtlab.checks.report.graded_student", lambda: "ada")
     assert float(REPORT._repr_mimebundle_()["text/plain"]) == REPORT.score
 
 
@@ -186,7 +186,7 @@ def test_parts_and_their_graded_cells_agree() -> None:
 @pytest.mark.slow
 def test_the_catalogue_does_not_load_torch() -> None:
     code = (
-        "import sys, dtlab.grading as g; list(g.known_parts()); sys.exit('torch' in sys.modules)"
+        "import sys, dtlab.checks as g; list(g.known_parts()); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
 

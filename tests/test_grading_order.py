@@ -13,9 +13,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell
 
-from dtlab.grading.classroom.engines import Turns
-from dtlab.grading.classroom.grade import Grading
-from dtlab.grading.classroom.submissions import handed_in
+from dtlab.classroom.grade import Grading
+from dtlab.classroom.submissions import handed_in
+from dtlab.classroom.workers.engines import Turns
 from dtlab.ranks.system import usable_cpus
 from tests.a_class import NAME, Class, keep_path
 

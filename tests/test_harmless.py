@@ -17,9 +17,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell, new_notebook
 from traitlets.config import Config
 
-from dtlab.grading.harmless import harmless_html, safe_data
-from dtlab.grading.report import Criterion, Report
-from dtlab.grading.settings import configure
+from dtlab.checks.report import Criterion, Report
+from dtlab.classroom.sanitised import harmless_html, safe_data
+from dtlab.classroom.settings import configure
 from tests.hostile.pages import ELSEWHERE, MARKUP, hostile_cells, hostile_notebook
 
 TEMPLATES = Path(formgrader.__file__).parent / "templates"
@@ -70,7 +70,7 @@ def test_no_cell_of_a_hostile_notebook_acts(template: str) -> None:
 
 
 def test_without_it_the_payloads_would_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtlab.grading.harmless.harmless_html", lambda text: text)
+    monkeypatch.setattr("dtlab.classroom.sanitised.harmless_html", lambda text: text)
     assert len(dangers(rendered(new_notebook(cells=hostile_cells()), "formgrade"))) > 15
 
 

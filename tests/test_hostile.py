@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from dtlab.grading import known_parts
-from dtlab.ranks.sandbox.enclosure import first_user
+from dtlab.checks import known_parts
+from dtlab.ranks.sandbox.sandbox import first_user
 from tests.hostile import CATALOGUE, HONEST
 from tests.hostile.judging import Judging, Stuck, guard
 from tests.hostile.outside import Outside, left_behind

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nbgrader.api import Gradebook
 
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.settings import course_directory
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
 
 NAME = "week-1"
 STUDENTS = {

@@ -27,17 +27,17 @@ import nbformat
 import pytest
 
 import dtlab.units
-from dtlab.grading import known_parts
-from dtlab.grading.checking.trials import Case, Recording, Trial
-from dtlab.grading.judging.judge import WARM
-from dtlab.grading.judging.rank_needs import judges
-from dtlab.grading.judging.walled import WalledBench
-from dtlab.grading.scripts.mends import Mend
+from dtlab.checks import known_parts
+from dtlab.checks.functions.trials import Case, Recording, Trial
+from dtlab.checks.programs.broken import Mend
+from dtlab.classroom.judging.isolated import WalledBench
+from dtlab.classroom.judging.judge import WARM
+from dtlab.classroom.judging.rank_needs import judges
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Sealed
-from dtlab.ranks.sandbox.absent import Kept, prepared
 from dtlab.ranks.sandbox.filesystem import of_instructors
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.hidden_modules import Kept, prepared
+from dtlab.ranks.sandbox.isolation import Walls
 from dtlab.ranks.transport import pack
 from tests.behind_walls import MEMORY, USERS, needs_root
 

@@ -15,12 +15,12 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.utils import capture_log
 from traitlets.config import Config
 
+from dtlab.classroom import grade
+from dtlab.classroom.late import LateRules, Rules, lateness
+from dtlab.classroom.lines import summary
+from dtlab.classroom.settings import CONFIG, configure
 from dtlab.cli import main
 from dtlab.errors import DtlabError
-from dtlab.grading.classroom import grade
-from dtlab.grading.classroom.lines import summary
-from dtlab.grading.late import LateRules, Rules, lateness
-from dtlab.grading.settings import CONFIG, configure
 from dtlab.ranks.launch import client
 from tests.a_class import NAME, Class, Kept, judged, keep_path
 
@@ -209,7 +209,7 @@ def test_late_work_loses_points_and_each_is_told(
     group: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
-    named = "c.AssignLatePenalties.plugin_class = 'dtlab.grading.late.LateRules'\n"
+    named = "c.AssignLatePenalties.plugin_class = 'dtlab.classroom.late.LateRules'\n"
     group = set_up(group, named + RULES)
     outcomes = group.grade()
     assert penalties(group) == {"ada": None, "bob": None, "cyd": 1.2}

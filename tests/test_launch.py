@@ -20,7 +20,7 @@ from torch import nn
 from torch.distributed import init_process_group  # as tutorials import it
 
 import dtlab
-from dtlab.grading.checking.bench import warm_up
+from dtlab.checks.functions.bench import warm_up
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch.client import SERVER
 

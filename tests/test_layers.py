@@ -97,9 +97,35 @@ def test_types_are_right() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
-    ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.grading",
+    ["dtlab", "dtlab.errors", "dtlab.trace", "dtlab.predict", "dtlab.show", "dtlab.checks",
      "dtlab.doctor", "dtlab.parallel.mesh"],
 )  # fmt: skip
 def test_these_load_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+LEARNERS_PATH = """
+import os, sys
+
+import dtlab
+from dtlab.cli import main
+
+os.execve = lambda *_: print("JupyterLab begins here")
+assert main(["start", "01", "--into", "."]) == main(["lab", "01"]) == main(["progress"]) == 0
+dtlab.practice(abs, -1, returns=[1, 1])
+report = dtlab.check("01/ring_all_reduce", abs)
+assert report.score == 0 < report.max_score
+found = [name for name in sys.modules if name.startswith(("dtlab.classroom", "nbgrader"))]
+sys.exit(", ".join(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_learner_imports_nothing_of_the_classroom(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEARNERS_PATH],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "JupyterLab begins here" in done.stdout

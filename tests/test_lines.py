@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dtlab.grading.classroom.grade import Outcome
-from dtlab.grading.classroom.lines import fitted, line, summary
-from dtlab.grading.classroom.verdicts import Record
-from dtlab.grading.judging.judge import PartVerdict
-from dtlab.grading.late import Lateness
-from dtlab.grading.report import Criterion
+from dtlab.checks.report import Criterion
+from dtlab.classroom.grade import Outcome
+from dtlab.classroom.judging.judge import PartVerdict
+from dtlab.classroom.late import Lateness
+from dtlab.classroom.lines import fitted, line, summary
+from dtlab.classroom.verdicts import Record
 
 LATE = Lateness(datetime(2026, 12, 1, 17, tzinfo=UTC), 97_200.0, 20.0, False)
 

@@ -20,7 +20,7 @@ from nbgrader.converters import Autograde
 from nbgrader.preprocessors import SaveCells
 from nbgrader.utils import compute_checksum
 
-from dtlab.grading.mending.mend import mend
+from dtlab.classroom.repair.repaired import mend
 from tests.handed_in import (
     LEVEL_2,
     PARTS,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading import Criterion, Part, known_parts
-from dtlab.grading.checking.bench import HERE, Bench
+from dtlab.checks import Criterion, Part, known_parts
+from dtlab.checks.functions.bench import HERE, Bench
 from tests import proof as command
 from tests.mutants.catalogue import MUTATORS, Mutator
 from tests.mutants.engine import Mutant, mutants

@@ -18,8 +18,8 @@ from nbgrader.apps import NbGraderAPI
 from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config, PyFileConfigLoader
 
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.learners import best_shares
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.learners import best_shares
 
 ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"

@@ -15,11 +15,11 @@ from ipykernel.kernelspec import get_kernel_dict
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from dtlab.checks import Part, find_part, known_parts
+from dtlab.checks.course import Course
+from dtlab.classroom.notebooks import normalise, normalise_all, release
+from dtlab.classroom.plugins import released_source
 from dtlab.errors import DtlabError
-from dtlab.grading import Part, find_part, known_parts
-from dtlab.grading.course import Course
-from dtlab.grading.notebooks import normalise, normalise_all, release
-from dtlab.grading.plugins import released_source
 
 ROOT = Path(__file__).parent.parent
 RING = find_part("01/ring_all_reduce")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from dtlab.grading.judging.cells import Limits
-from dtlab.grading.judging.judge import judge
+from dtlab.classroom.judging.cells import Limits
+from dtlab.classroom.judging.judge import judge
 from dtlab.ranks.launch.client import Server
 from tests.behind_walls import needs_root
 

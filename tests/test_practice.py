@@ -16,15 +16,15 @@ from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
 import dtlab
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.numbered import case_of, numbered
+from dtlab.checks.functions.replay import wrong_in
+from dtlab.checks.functions.trials import BEGIN, Observation, Trial
+from dtlab.checks.parts import check, find_part
+from dtlab.checks.practice import practice
+from dtlab.checks.programs.training import MendScript
+from dtlab.checks.report import Report
 from dtlab.errors import DtlabError, MismatchError, RankTimeoutError, Waiting
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.numbered import case_of, numbered
-from dtlab.grading.checking.replay import wrong_in
-from dtlab.grading.checking.trials import BEGIN, Observation, Trial
-from dtlab.grading.parts import check, find_part
-from dtlab.grading.practice import practice
-from dtlab.grading.report import Report
-from dtlab.grading.scripts.mend import MendScript
 from dtlab.units.unit01.calls import AllReduce, Answer
 from tests.staying import BENCH
 from tests.wrong_answers import Answers, answers_of, known_answers
@@ -124,7 +124,7 @@ def test_the_lines_of_the_lost_case_are_shown(capsys: pytest.CaptureFixture[str]
 def test_nothing_is_shown_where_answers_are_graded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("dtlab.grading.checking.bench.graded_student", lambda: "ada")
+    monkeypatch.setattr("dtlab.checks.functions.bench.graded_student", lambda: "ada")
     practice(talkative, 3, returns=[0, 4])
     assert capsys.readouterr().out == ""
 
@@ -311,7 +311,7 @@ def shown_at_the_limit(
     def observe(trial: Trial, fn: Any) -> Observation:
         return Observation(trial, error=RankTimeoutError("too long", running=running, **more))
 
-    monkeypatch.setattr("dtlab.grading.checking.replay.observe", observe)
+    monkeypatch.setattr("dtlab.checks.functions.replay.observe", observe)
     dtlab.practice("01/ring_all_reduce", blank)
     return capsys.readouterr().out
 

@@ -17,14 +17,14 @@ import pytest
 from nbformat import NotebookNode
 
 import dtlab
+from dtlab.checks import Part, find_part, known_parts
+from dtlab.checks.course import Course
+from dtlab.checks.learners import best_shares, record, stored_results
+from dtlab.checks.practice import practice
+from dtlab.checks.progress import Lesson, Progress, Row, Unit, progress
+from dtlab.checks.workbook import reset, start
 from dtlab.cli import main
 from dtlab.errors import DtlabError
-from dtlab.grading import Part, find_part, known_parts
-from dtlab.grading.course import Course
-from dtlab.grading.learners import best_shares, record, stored_results
-from dtlab.grading.practice import practice
-from dtlab.grading.progress import Lesson, Progress, Row, Unit, progress
-from dtlab.grading.workbook import reset, start
 
 ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"
@@ -88,7 +88,7 @@ def test_a_torn_line_takes_no_other_with_it(data: Path) -> None:
 @pytest.mark.slow
 def test_several_notebooks_may_write_at_once(data: Path) -> None:
     code = (
-        "import sys; from dtlab.grading.learners import record\n"
+        "import sys; from dtlab.checks.learners import record\n"
         "for n in range(1, 101): record(f'{sys.argv[1]}/{n % 10}', n, 100)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(one)]) for one in range(4)]
@@ -554,7 +554,7 @@ def test_copies_are_made_in_another_folder_and_found_there(
     assert f"Begin with {work}/my/notebooks/{UNIT}.ipynb;" in said
     assert not (course.root / "my").exists()
 
-    monkeypatch.setattr("dtlab.grading.course.REPOSITORY", course.root)  # the clone of this dtlab
+    monkeypatch.setattr("dtlab.checks.course.REPOSITORY", course.root)  # the clone of this dtlab
     edit(work / MY_2, **{RING.answer_id: "mine = 1"})
     for inside in (work, work / "my" / "notebooks"):
         monkeypatch.chdir(inside)
@@ -606,7 +606,7 @@ def test_a_lab_begun_in_another_folder_is_found_there(
     (course.root / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "reference_card.md", course.root / "docs")
     assert main(["start", "gpu_lab", "--into", str(tmp_path / "w")]) == 0
-    monkeypatch.setattr("dtlab.grading.course.REPOSITORY", course.root)
+    monkeypatch.setattr("dtlab.checks.course.REPOSITORY", course.root)
     monkeypatch.chdir(tmp_path / "w" / "my" / "notebooks")
     assert Course.find() == Course(tmp_path / "w", course.root)
 

@@ -12,12 +12,12 @@ import pytest
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 
+from dtlab.checks import find_part, known_parts
+from dtlab.classroom.command import grade as grade_class
+from dtlab.classroom.releases import publish, wanted
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.assignments import publish, wanted
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom.command import grade as grade_class
-from dtlab.grading.settings import course_directory
 
 ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"

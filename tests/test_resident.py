@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from dtlab.grading.checking.trials import Observation, Trial
+from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.ranks.record.resident_memory import TIMES, Count, bytes_of, count, give_back_at_once
 from dtlab.units.unit05.stage_2 import LargeStage2
 from tests.staying import on_ranks

@@ -16,9 +16,9 @@ import pytest
 
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Opaque, Sealed
-from dtlab.ranks.sandbox.enclosure import Enclosure, Room, RoomGone, RoomHung
-from dtlab.ranks.sandbox.room import KEPT_TEXT
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.isolation import Walls
+from dtlab.ranks.sandbox.notebook_process import KEPT_TEXT
+from dtlab.ranks.sandbox.sandbox import Enclosure, Room, RoomGone, RoomHung
 from tests.behind_walls import (
     MEMORY,
     SLACK,
@@ -178,7 +178,7 @@ def test_a_cell_that_does_not_end_is_given_up_at_its_limit(source: str, room: Ro
 def test_pickling_that_does_not_end_is_given_up(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtlab.ranks.sandbox.enclosure.TAKE_LIMIT", 2.0)
+    monkeypatch.setattr("dtlab.ranks.sandbox.sandbox.TAKE_LIMIT", 2.0)
     printed(room, "class Slow:\n    def __call__(self): 1\n    def __reduce__(self):\n"
             "        while True: pass\nslow = Slow()")  # fmt: skip
     with pytest.raises(RoomHung):

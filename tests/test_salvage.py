@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtlab.grading.mending.mend import Mended, mend
+from dtlab.classroom.repair.repaired import Mended, mend
 from tests.handed_in import (
     LEVEL_2,
     PARTS,

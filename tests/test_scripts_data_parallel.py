@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dtlab.grading import Part, find_part
-from dtlab.grading.checking.bench import HERE, warm_up
-from dtlab.grading.checking.checks import UNANSWERED
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.judges import copies_differ, not_shared_out
-from dtlab.grading.scripts.lines import judge_line
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.scripts.reference import (
+from dtlab.checks import Part, find_part
+from dtlab.checks.functions.bench import HERE, warm_up
+from dtlab.checks.functions.checks import UNANSWERED
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.cases import Seen, Training
+from dtlab.checks.programs.judges import copies_differ, not_shared_out
+from dtlab.checks.programs.lines import judge_line
+from dtlab.checks.programs.reference import (
     Optimizer,
     averaged_after_each_step,
     in_one_process,
@@ -27,6 +26,7 @@ from dtlab.grading.scripts.reference import (
     off,
     steps_of,
 )
+from dtlab.checks.programs.training import MendScript
 from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
 from dtlab.units.unit02.script_4 import Damaged, other_steps

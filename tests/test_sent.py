@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab.grading import Part, known_parts
-from dtlab.grading.checking.trials import Trial
+from dtlab.checks import Part, known_parts
+from dtlab.checks.functions.trials import Trial
 
 SEED = 1_234_567_891
 NEAR = 10_000  # seeds are sometimes added to

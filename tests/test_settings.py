@@ -12,15 +12,15 @@ from nbgrader.apps import NbGraderAPI
 from nbgrader.converters import Autograde, GenerateAssignment
 from nbgrader.server_extensions.formgrader.formgrader import FormgradeExtension
 
-from dtlab.errors import DtlabError
-from dtlab.grading import plugins
-from dtlab.grading.settings import (
+from dtlab.classroom import plugins
+from dtlab.classroom.settings import (
     CONFIG,
     begin_course,
     configure,
     course_directory,
     course_folder,
 )
+from dtlab.errors import DtlabError
 
 ROOT = Path(__file__).parent.parent
 
@@ -100,7 +100,7 @@ def test_a_course_below_a_link_stays_below_it(course: Path, tmp_path: Path) -> N
 
 
 def test_the_settings_are_three_lines() -> None:
-    text = (ROOT / "dtlab" / "grading" / "settings.py").read_text()
+    text = (ROOT / "dtlab" / "classroom" / "settings.py").read_text()
     promised = [line.strip() for line in text.splitlines()[2:5]]
     from traitlets.config import Config
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from dtlab.checks import find_part
+from dtlab.classroom.settings import begin_course
+from dtlab.classroom.similarity.pairs import Group
+from dtlab.classroom.similarity.sidebyside import compare_answers, rendered
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part
-from dtlab.grading.alike.pairs import Group
-from dtlab.grading.alike.sidebyside import compare_answers, rendered
-from dtlab.grading.settings import begin_course
 from tests.test_alike import RING, answers, compared, disguised, handed_in, notebook, solution
 
 

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from dtlab import collectives, schedules, simple
-from dtlab.grading.checking.finished import absent_of
-from dtlab.grading.parts import known_parts
+from dtlab.checks.functions.finished import absent_of
+from dtlab.checks.parts import known_parts
 from dtlab.parallel.context import ring_attention, ulysses_attention
 from dtlab.parallel.data import DataParallel
 from dtlab.parallel.domain import halo_exchange, own_tile

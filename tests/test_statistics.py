@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dtlab.checks.report import Criterion, Status
+from dtlab.classroom import verdicts
+from dtlab.classroom.judging.judge import PartVerdict
+from dtlab.classroom.settings import begin_course
+from dtlab.classroom.statistics import figure_of, statistics_of
 from dtlab.cli import main
-from dtlab.grading.classroom import verdicts
-from dtlab.grading.classroom.statistics import figure_of, statistics_of
-from dtlab.grading.judging.judge import PartVerdict
-from dtlab.grading.report import Criterion, Status
-from dtlab.grading.settings import begin_course
 
 RING = "01/ring_all_reduce"
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from dtlab.ranks.plain import NotPlain, encode
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome, RankEnd
-from dtlab.ranks.sandbox import untrusted as strangers
-from dtlab.ranks.sandbox.untrusted import TooMuch, opened
+from dtlab.ranks.sandbox import untrusted_data as strangers
+from dtlab.ranks.sandbox.untrusted_data import TooMuch, opened
 
 
 def packed(value: object) -> bytes:

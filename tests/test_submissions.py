@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from nbformat.v4 import new_notebook
 
+from dtlab.classroom.submissions import Assignment, Files, Submission
 from dtlab.errors import DtlabError
-from dtlab.grading.classroom.submissions import Assignment, Files, Submission
 from tests.handed_in import RELEASED, Tree, at, data, tree, work
 
 ASSIGNMENT = Assignment("week-1", {"level-1": new_notebook(), "level-2": new_notebook()})

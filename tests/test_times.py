@@ -10,9 +10,9 @@ import pytest
 from nbgrader import coursedir
 from traitlets.config import Config
 
-from dtlab.grading.classroom.received.times import moment
-from dtlab.grading.classroom.submissions import _handed_at
-from dtlab.grading.settings import configure
+from dtlab.classroom.received.times import moment
+from dtlab.classroom.settings import configure
+from dtlab.classroom.submissions import _handed_at
 from tests.a_class import keep_path
 
 

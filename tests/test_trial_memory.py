@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.trials import Recording, Trial
-from dtlab.grading.judging.walled import WalledBench
+from dtlab.checks.functions.bench import HERE, Bench
+from dtlab.checks.functions.trials import Recording, Trial
+from dtlab.classroom.judging.isolated import WalledBench
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.isolation import Walls
 from tests.behind_walls import MEMORY, USERS, needs_root, server  # noqa: F401
 
 pytestmark = pytest.mark.slow

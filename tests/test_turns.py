@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab.grading.judging.turns import own_turn, turn_paused
+from dtlab.checks.turns import own_turn, turn_paused
 from dtlab.units.unit04 import checkpoint_every
 from dtlab.units.unit11 import resumable
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dtlab.grading.checking.bench import HERE
+from dtlab.checks.functions.bench import HERE
 from dtlab.trace import Trace
 from dtlab.units.unit00.efficiency_of import Grown
 from dtlab.units.unit00.jobs import CAUSES, Job, draw_job, rows_of, trace_events

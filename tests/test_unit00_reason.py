@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam
 
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 from dtlab.predict.strategy.decision import TREE, Question
 from dtlab.training.live import held_bytes
 from dtlab.training.saved import saved_bytes

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab.grading import Criterion, find_part
-from dtlab.grading.checking.criteria import Noted
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import unseen_collectives
+from dtlab.checks import Criterion, find_part
+from dtlab.checks.functions.criteria import Noted
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import unseen_collectives
 from dtlab.trace import Event, Trace
 from dtlab.units.unit02.average_in_buckets import draw_plan, packed
 from dtlab.units.unit02.overlap import PART as OVERLAP

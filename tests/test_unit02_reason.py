@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 import dtlab
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 from dtlab.trace import Event, Trace
 from dtlab.units.unit02.all_reduces import buckets_of
 from tests.staying import on_ranks

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import dtlab
+from dtlab.checks import find_part
+from dtlab.checks.functions.criteria import Noted, right_on_some
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import groups_in_words, members_of
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import inside_marks, unseen_source
+from dtlab.checks.functions.values import close, sgd_step
 from dtlab.errors import RankTimeoutError
-from dtlab.grading import find_part
-from dtlab.grading.checking.criteria import Noted, right_on_some
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import groups_in_words, members_of
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import inside_marks, unseen_source
-from dtlab.grading.checking.values import close, sgd_step
 from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
 from dtlab.units.unit03.accumulate_over_ranks import travels_once

@@ -19,12 +19,12 @@ from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 import dtlab
-from dtlab.grading import Part, find_part
-from dtlab.grading.checking.bench import warm_up
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.cases import OnDigits, Seen, Training
-from dtlab.grading.scripts.mend import MendScript
-from dtlab.grading.scripts.reference import Optimizer, gradient_of, in_one_process, mean, off
+from dtlab.checks import Part, find_part
+from dtlab.checks.functions.bench import warm_up
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.cases import OnDigits, Seen, Training
+from dtlab.checks.programs.reference import Optimizer, gradient_of, in_one_process, mean, off
+from dtlab.checks.programs.training import MendScript
 from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.models import MLP

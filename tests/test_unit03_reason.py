@@ -16,8 +16,8 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DistributedSampler
 
 import dtlab
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Choices, Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Choices, Questions
 from dtlab.training.accumulation import accumulate, naive_accumulate, per_step
 from dtlab.training.learning_rate import (
     WarmupThenDecay,

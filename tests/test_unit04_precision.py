@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import dtlab
-from dtlab.grading.checking.trials import Trial
+from dtlab.checks.functions.trials import Trial
 from dtlab.units.unit04.loss_scaler import PART as LOSS_SCALER
 from dtlab.units.unit04.loss_scaler import Scaling
 from dtlab.units.unit04.master_step import PART as MASTER_STEP
@@ -108,9 +108,9 @@ def test_without_a_scale_nothing_is_left_of_a_gradient_and_with_it_all(seed: int
 
 @pytest.mark.slow
 def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> None:
-    from dtlab.grading.checking.bench import warm_up
-    from dtlab.grading.scripts.mend import Scene
-    from dtlab.grading.scripts.reference import Optimizer
+    from dtlab.checks.functions.bench import warm_up
+    from dtlab.checks.programs.reference import Optimizer
+    from dtlab.checks.programs.training import Scene
 
     warm_up()
     mend: Any = NAN_RUN.check

@@ -16,8 +16,8 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.questions.answers import Questions
 from dtlab.predict.formats import BinaryFormat
 from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dtlab.grading import find_part, known_parts
+from dtlab.checks import find_part, known_parts
 from dtlab.units.unit05.blocks import draw_blocks, fill, flat_of, lay
 from dtlab.units.unit05.runs_scripts import Alive
 from dtlab.units.unit05.stage_2 import PART as STAGE_2

@@ -9,8 +9,8 @@ from typing import Any
 import nbformat
 import pytest
 
-from dtlab.grading import Part, find_part
-from dtlab.grading.scripts.mend import MendScript
+from dtlab.checks import Part, find_part
+from dtlab.checks.programs.training import MendScript
 from dtlab.units.unit05.runs import ShardedRun
 
 PARTS = [find_part(f"05/{name}") for name in ("run_a", "run_b", "run_c")]

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim import Adam
 
 import dtlab
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 from dtlab.predict import POLICIES, model_states
 from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of

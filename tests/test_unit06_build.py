@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.checking.resident import ResidentCase
-from dtlab.grading.checking.trials import Trial
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.functions.resident import ResidentCase
+from dtlab.checks.functions.trials import Trial
 from dtlab.training.models import Attention, GPTConfig
 from dtlab.units.unit06.column_linear import PART as COLUMN
 from dtlab.units.unit06.column_linear import Column, LinearCase

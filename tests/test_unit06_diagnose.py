@@ -12,7 +12,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from dtlab.grading import find_part, known_parts
+from dtlab.checks import find_part, known_parts
 from dtlab.units.unit06.runs import SharedRun
 from tests.staying import BENCH
 
@@ -80,7 +80,7 @@ def test_other_seeds_try_other_models(part: Any) -> None:
 @part_by_name
 def test_on_one_rank_nothing_is_wrong_with_a_program(part: Any, warm: None) -> None:
     """So the notebook may put it beside the others as the training in one process."""
-    from dtlab.grading.checking.trials import Trial
+    from dtlab.checks.functions.trials import Trial
 
     (case,) = part.check.scene.cases
     one = BENCH.observe(Trial(1, [case], limit=15), part.check.broken)

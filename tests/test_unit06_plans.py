@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading.checking.trials import Trial
+from dtlab.checks.functions.trials import Trial
 from dtlab.units.unit06.plans_rules import (
     KINDS,
     Block,

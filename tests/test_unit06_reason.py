@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import dtlab
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.questions.answers import Questions
 from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of
 

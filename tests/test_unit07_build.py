@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab.grading import find_part, known_parts
-from dtlab.grading.checking.criteria import Noted
+from dtlab.checks import find_part, known_parts
+from dtlab.checks.functions.criteria import Noted
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import (
     Action,

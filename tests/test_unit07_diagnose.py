@@ -13,8 +13,8 @@ from typing import Any
 import nbformat
 import pytest
 
+from dtlab.checks import find_part, known_parts
 from dtlab.errors import DtlabError
-from dtlab.grading import find_part, known_parts
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import gpipe, one_f_one_b, validate, zb_h1, zb_h2
 from dtlab.trace import Trace

@@ -13,8 +13,8 @@ import pytest
 from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 from torch.distributed.pipelining.stage import _PipelineStageBase
 
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 from dtlab.units.unit07 import timeline as grids
 from dtlab.units.unit07.timeline import SCHEDULES, laid_out
 from tests.wrong_answers import Answers, answers_of

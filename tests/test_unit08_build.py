@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from dtlab.grading import known_parts
+from dtlab.checks import known_parts
 from dtlab.parallel.context import tokens_of, work_of
 from dtlab.predict.context import halo_elements
 from dtlab.units.unit08.halo_corners import Corners

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtlab.grading import known_parts
+from dtlab.checks import known_parts
 from dtlab.simple import power_sgd_mean, top_k_mean
 from dtlab.units.unit09.compressed import Compressed
 from dtlab.units.unit09.overlap import Arriving

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dtlab.grading import find_part
+from dtlab.checks import find_part
 from dtlab.units.unit09 import runs_scripts
 from dtlab.units.unit09.run_a import Machine
 from dtlab.units.unit09.run_b import Sparse

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading import find_part
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 from dtlab.predict import (
     Cluster,
     Gradient,

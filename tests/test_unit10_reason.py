@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlab.grading import find_part
+from dtlab.checks import find_part
 from dtlab.parallel.mesh import coordinates_of, group_of, is_within_node, rank_at
 from dtlab.predict import LINKS, Costs, bubble, peak_in_flight, simulate
 from dtlab.predict.communication import bus_factor

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from dtlab.grading.learners import being_graded
+from dtlab.checks.learners import being_graded
 from dtlab.ranks.protocol import MOST_SECONDS
 from dtlab.units.unit11 import resumable, server, sharded
 from dtlab.units.unit11.disk import Disk

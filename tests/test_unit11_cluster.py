@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dtlab
-from dtlab.grading.checking.criteria import Noted
-from dtlab.grading.checking.replay import replay
+from dtlab.checks.functions.criteria import Noted
+from dtlab.checks.functions.replay import replay
 from dtlab.units.unit11.cluster import (
     Cluster,
     Event,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dtlab.grading import Report, known_parts
+from dtlab.checks import Report, known_parts
 from dtlab.ranks.asking import Refused
 from dtlab.units.unit11 import server, sharded
 from dtlab.units.unit11.hosts import Actors, Reference

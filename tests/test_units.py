@@ -16,13 +16,13 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from dtlab.grading import Part, known_parts
-from dtlab.grading.checking.defences import Defence
-from dtlab.grading.course import Course
-from dtlab.grading.notebooks import normalise_all
-from dtlab.grading.parts import unit_packages
-from dtlab.grading.questions.answers import Questions
-from dtlab.grading.workbook import MAKE_A_COPY, start
+from dtlab.checks import Part, known_parts
+from dtlab.checks.course import Course
+from dtlab.checks.functions.defences import Defence
+from dtlab.checks.parts import unit_packages
+from dtlab.checks.questions.answers import Questions
+from dtlab.checks.workbook import MAKE_A_COPY, start
+from dtlab.classroom.notebooks import normalise_all
 from tests.wrong_answers import ONE_OF_MANY
 
 ROOT = Path(__file__).parent.parent

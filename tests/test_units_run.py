@@ -18,7 +18,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from dtlab.grading.course import SEQUEL
+from dtlab.checks.course import SEQUEL
 from tests.drawn import programs_words
 from tests.leftovers import STAYING
 from tests.marks import proof

@@ -24,9 +24,9 @@ import torch.distributed as dist
 from dtlab.ranks.sandbox import system_calls as calls
 from dtlab.ranks.sandbox import kernel_calls as kernel
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.enclosure import Enclosure, RoomGone
+from dtlab.ranks.sandbox.sandbox import Enclosure, RoomGone
 from dtlab.ranks.launch.launcher import launch_sealed
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.isolation import Walls
 
 def total(rank):
     numbers = torch.ones(1000)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from dtlab.grading import Criterion, Part, Report, known_parts
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import Criterion, Part, Report, known_parts
+from dtlab.checks.questions.answers import Questions
 from tests.marks import slow
 from tests.staying import BENCH
 from tests.wrong_answers import FOLDER, Answers, answers_of, known_answers

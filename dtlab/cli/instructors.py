@@ -144,10 +144,10 @@ def _at_least_one(text: str) -> int:
 
 
 def _release(options: argparse.Namespace) -> None:
-    from dtlab.grading.assignments.release import release_assignment
-    from dtlab.grading.assignments.wanted import listed
-    from dtlab.grading.course import Course
-    from dtlab.grading.notebooks import release
+    from dtlab.checks.course import Course
+    from dtlab.classroom.notebooks import release
+    from dtlab.classroom.releases.release import release_assignment
+    from dtlab.classroom.releases.wanted import listed
 
     chosen = {
         name: getattr(options, name)
@@ -167,7 +167,7 @@ def _release(options: argparse.Namespace) -> None:
 
 
 def _grade(options: argparse.Namespace) -> int:
-    from dtlab.grading.classroom.command import grade
+    from dtlab.classroom.command import grade
 
     done = grade(
         options.assignment,
@@ -183,7 +183,7 @@ def _grade(options: argparse.Namespace) -> int:
 
 
 def _alike(options: argparse.Namespace) -> None:
-    from dtlab.grading.alike.sidebyside import compare_answers
+    from dtlab.classroom.similarity.sidebyside import compare_answers
 
     width = shutil.get_terminal_size((100, 24)).columns
     for line in compare_answers(
@@ -193,7 +193,7 @@ def _alike(options: argparse.Namespace) -> None:
 
 
 def _statistics(options: argparse.Namespace) -> None:
-    from dtlab.grading.classroom.statistics import statistics
+    from dtlab.classroom.statistics import statistics
 
     for line in statistics(options.assignment, course=options.course, figure=options.figure):
         print(line)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dtlab.errors import DtlabError
 
 if TYPE_CHECKING:
-    from dtlab.grading.course import Course
+    from dtlab.checks.course import Course
 
 __all__ = ["add"]
 
@@ -80,7 +80,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _start(options: argparse.Namespace) -> None:
-    from dtlab.grading.course import Course
+    from dtlab.checks.course import Course
 
     found = Course.find()
     unit = found.unit_or_lab(options.unit)
@@ -99,7 +99,7 @@ def _start(options: argparse.Namespace) -> None:
 
 def _copied(course: Course, unit: str, *, renew: bool = False) -> Iterator[str]:
     """Copies a unit to my/. Raises `DtlabError` if my/ cannot be made or written."""
-    from dtlab.grading.workbook import start
+    from dtlab.checks.workbook import start
 
     my = course.root / "my"
     try:
@@ -151,7 +151,7 @@ _JUPYTER_SETTINGS = Path(__file__).parent
 
 
 def _lab(options: argparse.Namespace) -> None:
-    from dtlab.grading.course import Course
+    from dtlab.checks.course import Course
 
     if importlib.util.find_spec("jupyterlab") is None:
         raise DtlabError(
@@ -186,17 +186,23 @@ def _lab(options: argparse.Namespace) -> None:
 
 
 def _progress(options: argparse.Namespace) -> None:
-    from dtlab.grading.progress import progress
+    from dtlab.checks.progress import progress
 
     print(progress(options.unit))
 
 
-def _reset(options: argparse.Namespace) -> None:
-    from dtlab.grading import find_part
-    from dtlab.grading.course import Course
-    from dtlab.grading.workbook import reset
+def _cleared(source: str) -> str:
+    from dtlab.classroom.plugins import released_source  # needed only beside the solutions
 
-    path, backup = reset(Course.find(), find_part(options.part), options.notebook)
+    return released_source(source)
+
+
+def _reset(options: argparse.Namespace) -> None:
+    from dtlab.checks import find_part
+    from dtlab.checks.course import Course
+    from dtlab.checks.workbook import reset
+
+    path, backup = reset(Course.find(), find_part(options.part), options.notebook, _cleared)
     if backup is None:
         print(f"{options.part}: nothing to reset. Its cell in {path} is unchanged.")
         print("If it looks different in JupyterLab, save the notebook there and try again.")

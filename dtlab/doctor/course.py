@@ -83,7 +83,7 @@ def settings(visit: Visit) -> Iterator[Finding]:
         return
     if "trouble" in visit.nbgrader:
         return  # the check of nbgrader reports this
-    from dtlab.grading.settings import course_directory
+    from dtlab.classroom.settings import course_directory
 
     try:
         url = str(course_directory(folder).db_url)
@@ -100,8 +100,8 @@ def sandbox(visit: Visit) -> Iterator[Finding]:
     if "trouble" in visit.nbgrader:
         return  # no classes are graded on this machine
     from dtlab.ranks.launch.client import SERVER
-    from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
-    from dtlab.ranks.sandbox.walls import Walls
+    from dtlab.ranks.sandbox.isolation import Walls
+    from dtlab.ranks.sandbox.sandbox import Enclosure, first_user
 
     with Enclosure(SERVER, Walls(user=first_user(0))) as enclosure:
         yield walls_of(enclosure.missing)

@@ -2,5 +2,5 @@
 
 `unit05/gather.py` defines `PART`, the part 05/gather: its title, points and check. The package's
 `PARTS` names its modules in course order. Other modules hold what several parts of a unit share.
-`dtlab.grading` finds the units by their names, and knows none of them.
+`dtlab.checks` finds the units by their names, and knows none of them.
 """

@@ -23,11 +23,11 @@ from nbgrader.coursedir import CourseDirectory
 from nbgrader.preprocessors import Execute
 from nbgrader.utils import capture_log
 
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom.grade import Grading, Outcome
-from dtlab.grading.classroom.submissions import Assignment, handed_in
-from dtlab.grading.parts import known_parts
-from dtlab.grading.settings import course_directory
+from dtlab.checks.parts import known_parts
+from dtlab.classroom.grade import Grading, Outcome
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
+from dtlab.classroom.submissions import Assignment, handed_in
 from dtlab.ranks.system import usable_cpus
 from tests.wrong_answers import answers_of
 

@@ -13,10 +13,10 @@ import pytest
 from nbgrader.api import Gradebook
 from playwright.sync_api import Page, expect
 
-from dtlab.grading import find_part
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom.command import grade
-from dtlab.grading.settings import course_directory
+from dtlab.checks import find_part
+from dtlab.classroom.command import grade
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
 from tests.browser.lab import CREATE_ASSIGNMENT, IN_A_BROWSER, chromium, running_in
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.proof]

@@ -14,9 +14,9 @@ from nbformat.v4 import new_code_cell
 from nbgrader.apps import NbGraderAPI
 from playwright.sync_api import Browser, Page
 
-from dtlab.grading.assignments.release import release_assignment
-from dtlab.grading.classroom.command import grade
-from dtlab.grading.settings import course_directory
+from dtlab.classroom.command import grade
+from dtlab.classroom.releases.release import release_assignment
+from dtlab.classroom.settings import course_directory
 from tests.browser.lab import IN_A_BROWSER, chromium, running_in
 from tests.hostile.pages import ELSEWHERE, MARKUP, hostile_cells, hostile_notebook
 from tests.test_harmless import rendered
@@ -73,7 +73,7 @@ def test_a_page_of_a_hostile_notebook_does_nothing(
 def test_the_payloads_act_where_nothing_is_sanitised(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtlab.grading.harmless.harmless_html", lambda text: text)
+    monkeypatch.setattr("dtlab.classroom.sanitised.harmless_html", lambda text: text)
     page = browser.new_page()
     page.set_default_timeout(5000)
     fetched: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtlab.grading.report import Criterion, Report
+from dtlab.checks.report import Criterion, Report
 from tests.browser.lab import IN_A_BROWSER, chromium
 
 pytestmark = IN_A_BROWSER

@@ -78,7 +78,7 @@ CATALOGUE = [
         10,
         before="""
             import dtlab
-            from dtlab.grading import parts, report
+            from dtlab.checks import parts, report
 
             class Full(report.Report):
                 score = max_score = 8.0

@@ -61,7 +61,7 @@ CATALOGUE = [
         "Works where its input is that of the check which learners can run, and nowhere else.",
         NOTHING,
         20,
-        before="from dtlab.grading.checking.values import labelled",
+        before="from dtlab.checks.functions.values import labelled",
         answers={
             "reduce_scatter": """
                 def reduce_scatter(output, input, group=None):

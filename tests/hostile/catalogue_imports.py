@@ -88,7 +88,7 @@ CATALOGUE = [
         "gather",
         """
         def gather(block, flat, piece):
-            from dtlab.grading.parts import find_part
+            from dtlab.checks.parts import find_part
 
             check = find_part("05/gather").check
             raise ValueError(f"{len(check.trials(0))} trials")

@@ -12,7 +12,7 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
-from dtlab.grading.judging.cells import Limits
+from dtlab.classroom.judging.cells import Limits
 from tests.hostile.submissions import Edit, Hostile, as_bytes, cell_of, code, right_answer
 
 __all__ = ["CATALOGUE"]

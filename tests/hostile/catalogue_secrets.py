@@ -346,7 +346,7 @@ CATALOGUE = [
         "Shows its input where that is hidden, and then hangs, so that nothing is run again.",
         NOTHING,
         25,
-        before="from dtlab.grading.checking.values import labelled",
+        before="from dtlab.checks.functions.values import labelled",
         answers={
             "reduce_scatter": """
                 def reduce_scatter(output, input, group=None):

@@ -18,11 +18,11 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.validator import ValidationError
 
-from dtlab.grading.judging.judge import WARM, Judged, judge
-from dtlab.grading.mending.mend import mend
+from dtlab.classroom.judging.judge import WARM, Judged, judge
+from dtlab.classroom.repair.repaired import mend
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.enclosure import Enclosure, first_user
-from dtlab.ranks.sandbox.walls import Walls
+from dtlab.ranks.sandbox.isolation import Walls
+from dtlab.ranks.sandbox.sandbox import Enclosure, first_user
 from tests.hostile.canaries import Canaries
 from tests.hostile.outside import Outside, left_behind
 from tests.hostile.submissions import LEARNER, Hostile

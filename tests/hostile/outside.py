@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from dtlab.ranks.sandbox.enclosure import first_user
+from dtlab.ranks.sandbox.sandbox import first_user
 
 __all__ = ["Outside", "left_behind"]
 

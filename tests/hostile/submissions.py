@@ -20,9 +20,9 @@ from textwrap import dedent
 import nbformat
 from nbformat import NotebookNode
 
-from dtlab.grading import Part, known_parts
-from dtlab.grading.course import Course
-from dtlab.grading.judging.cells import Limits
+from dtlab.checks import Part, known_parts
+from dtlab.checks.course import Course
+from dtlab.classroom.judging.cells import Limits
 
 __all__ = ["LEARNER", "QUICK", "Hostile", "as_bytes", "cell_of", "code", "right_answer"]
 

@@ -11,10 +11,10 @@ from functools import cache, partial
 from multiprocessing import get_context
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from dtlab.grading import Criterion, Part, find_part
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.questions.answers import Questions
+from dtlab.checks import Criterion, Part, find_part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.questions.answers import Questions
 from dtlab.ranks.system import die_with_parent
 from tests.mutants.engine import Mutant, mutants
 from tests.mutants.sources import Solution, solution_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtlab.grading import Part
+from dtlab.checks import Part
 from tests.mutants.engine import unbound
 
 __all__ = ["Solution", "solution_of"]

@@ -22,10 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dtlab.grading import Part, Report, known_parts
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.questions.answers import Questions
-from dtlab.grading.scripts.mends import Mend
+from dtlab.checks import Part, Report, known_parts
+from dtlab.checks.functions.bench import HERE, Bench
+from dtlab.checks.programs.broken import Mend
+from dtlab.checks.questions.answers import Questions
 
 __all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
 

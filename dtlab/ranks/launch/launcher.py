@@ -36,10 +36,10 @@ from dtlab.ranks.launch import client, inplace
 from dtlab.ranks.launch import gpus as reservations
 from dtlab.ranks.launch.output import Output
 from dtlab.ranks.protocol import Spec
-from dtlab.ranks.sandbox import untrusted as strangers
-from dtlab.ranks.sandbox import walls
-from dtlab.ranks.sandbox.enclosure import Enclosure
-from dtlab.ranks.sandbox.sealed import SealedConversation
+from dtlab.ranks.sandbox import isolation
+from dtlab.ranks.sandbox import untrusted_data as strangers
+from dtlab.ranks.sandbox.graded_launch import SealedConversation
+from dtlab.ranks.sandbox.sandbox import Enclosure
 from dtlab.ranks.transport import Packed, pack
 from dtlab.ranks.watch import explain
 from dtlab.ranks.words import count_ranks
@@ -198,7 +198,7 @@ def launch_sealed(
         seed=0,
         threads=1,  # on a busy machine, threads that wait for each other make no progress
         memory_limit=memory_limit,
-        environment={**walls.environment(), "OMP_NUM_THREADS": "1"},
+        environment={**isolation.environment(), "OMP_NUM_THREADS": "1"},
         folder=door.folder,
         path=[os.path.abspath(entry) for entry in sys.path],
         cluster=cluster,

@@ -32,7 +32,7 @@ from dtlab.ranks.launch.known_errors import frames_in_text, in_words
 from dtlab.ranks.plain import encode
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
-from dtlab.ranks.sandbox.walls import Walls, step_behind
+from dtlab.ranks.sandbox.isolation import Walls, step_behind
 from dtlab.ranks.transport import Packed, pack, receive_frame, send_frame
 from dtlab.ranks.watch import stacks
 from dtlab.ranks.watch.announcer import Announcer

@@ -33,7 +33,7 @@ from dtlab.ranks.sandbox import kernel_calls
 from dtlab.ranks.transport import Closed, Packed, receive_frame, receive_request, send_frame
 
 if TYPE_CHECKING:
-    from dtlab.ranks.sandbox.walls import Walls
+    from dtlab.ranks.sandbox.isolation import Walls
 
 IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
 SHORT_LIMIT, SHORT = 30.0, 0.1  # the same limit if less than this fraction of memory is free
@@ -93,9 +93,9 @@ def _prepare(modules: Sequence[str]) -> None:
     _import((*WARM, *modules))
     recorder.rehearse()
     if modules:  # a grader's server, which will fork rooms
-        from dtlab.ranks.sandbox import room
+        from dtlab.ranks.sandbox import notebook_process
 
-        room.rehearse()
+        notebook_process.rehearse()
     gc.freeze()
 
 
@@ -234,11 +234,11 @@ def _read(fd: int) -> bytes:
 
 def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
     if kind == protocol.WARDEN:
-        from dtlab.ranks.sandbox.warden import main as warden
+        from dtlab.ranks.sandbox.outer_process import main as warden
 
         warden(fds, serve)
     if kind == protocol.ROOM and walls is not None:
-        from dtlab.ranks.sandbox.room import main as room
+        from dtlab.ranks.sandbox.notebook_process import main as room
 
         room(fds, walls, serve)
     _supervise(fds, walls)

@@ -29,9 +29,9 @@ from dtlab.ranks.launch.process import Ends, run_rank
 from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
 from dtlab.ranks.record import resident_memory as resident
 from dtlab.ranks.record.counters import Traffic
-from dtlab.ranks.sandbox.careful import CarefulStackPipe, CarefulWatcher, reap_some
+from dtlab.ranks.sandbox.isolation import Walls, end_all_of
 from dtlab.ranks.sandbox.time_limits import FOR_RANKS, Patience
-from dtlab.ranks.sandbox.walls import Walls, end_all_of
+from dtlab.ranks.sandbox.untrusted_ranks import CarefulStackPipe, CarefulWatcher, reap_some
 from dtlab.ranks.transport import Closed, Packed
 from dtlab.ranks.watch import stacks
 from dtlab.ranks.watch.board import Board

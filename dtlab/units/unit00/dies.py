@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choice
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, choice
 from dtlab.units.unit00.settings import KINDS, Setting, draw_setting, setting_words
 from dtlab.units.unit00.strategies import unless
 

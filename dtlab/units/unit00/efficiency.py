@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 
 _GPUS = {"two": 2, "four": 4, "eight": 8, "sixteen": 16}
 _FOR_EACH = "this is the speed-up. Divide it by the number of GPUs."

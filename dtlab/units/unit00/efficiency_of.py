@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, blocked
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, blocked
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events
 from dtlab.units.unit00.shares import efficiencies
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choice, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choice, formula, number
 from dtlab.units.unit00.strategies import unless
 
 __all__ = ["MOMENTS", "PART", "moments"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtlab.grading.checking.bench import Bench
-from dtlab.grading.checking.checks import RecordedCheck
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Recording, Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.bench import Bench
+from dtlab.checks.functions.checks import RecordedCheck
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Recording, Trial
+from dtlab.checks.parts import Part
 from dtlab.predict import Cluster, Link
 from dtlab.units.unit00.jobs import CAUSES, Job, Row, draw_job, rows_of, trace_events
 from dtlab.units.unit00.shares import efficiencies, lost_seconds, speedup_without

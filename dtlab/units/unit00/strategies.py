@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import choice
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import choice
 from dtlab.predict.strategy import Choice as Chosen
 from dtlab.predict.strategy import choose
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import log2
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.declared import asked, choices, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.declared import asked, choices, number
 
 _COUNT = "Count the messages that this rank sends, and multiply by the size of a message."
 _BOTH_WAYS = "this also counts the bytes that the rank receives. Count only those it sends."

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import Groups, draw_groups
-from dtlab.grading.checking.trials import Case
-from dtlab.grading.checking.values import beside, labelled, total, wrong_sum
-from dtlab.grading.words import ranks_in_words
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import Groups, draw_groups
+from dtlab.checks.functions.trials import Case
+from dtlab.checks.functions.values import beside, labelled, total, wrong_sum
+from dtlab.checks.words import ranks_in_words
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

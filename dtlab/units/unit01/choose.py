@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, blocked, lost, ok
-from dtlab.grading.checking.criteria import Seen
-from dtlab.grading.checking.trials import Case, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount, links_of, nodes_of
+from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, blocked, lost, ok
+from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.trials import Case, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount, links_of, nodes_of
 from dtlab.predict import (
     Cluster,
     Link,

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtlab.grading.checking.checks import Judging, Verdict, blocked, lost, ok
-from dtlab.grading.checking.criteria import Seen
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import by_luck, unseen_messages
-from dtlab.grading.words import amount, count_ranks
+from dtlab.checks.functions.checks import Judging, Verdict, blocked, lost, ok
+from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.functions.unseen import by_luck, unseen_messages
+from dtlab.checks.words import amount, count_ranks
 from dtlab.units.unit01.calls import Call
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.criteria import Fault, Noted
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import labelled
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.waits import judge_waits
+from dtlab.checks.functions.criteria import Fault, Noted
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.values import labelled
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.waits import judge_waits
 from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import (
     BYTES,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.criteria import Fault, Noted
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.values import labelled, total, wrong_sum
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import short, whole
-from dtlab.grading.words import amount
+from dtlab.checks.functions.criteria import Fault, Noted
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.values import labelled, total, wrong_sum
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.quantities import short, whole
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit01.mending import (
     Returning,

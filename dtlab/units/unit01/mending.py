@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
-from dtlab.grading.checking.criteria import Faulty, Seen, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import by_luck
-from dtlab.grading.scripts.mends import MendProgram
-from dtlab.grading.words import amount, ranks_in_words
+from dtlab.checks.functions.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
+from dtlab.checks.functions.criteria import Faulty, Seen, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import by_luck
+from dtlab.checks.programs.broken import MendProgram
+from dtlab.checks.words import amount, ranks_in_words
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

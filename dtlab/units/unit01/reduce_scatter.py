@@ -6,11 +6,11 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Seen
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount, ranks_in_words
+from dtlab.checks.functions.checks import Check, Rule
+from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount, ranks_in_words
 from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import ReduceScatter, draw_groups
 from dtlab.units.unit01.judges import (

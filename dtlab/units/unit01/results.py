@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, number
 
 _ROOT = "The root need not be rank 0."
 _ITSELF = "the root is missing: it takes part like every other rank."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Seen
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check, Rule
+from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.parts import Part
 from dtlab.units.unit01.calls import AllReduce, draw_groups
 from dtlab.units.unit01.judges import (
     DIRECTION,

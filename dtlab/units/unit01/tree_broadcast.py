@@ -6,11 +6,11 @@ import random
 from math import inf
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check, Rule
-from dtlab.grading.checking.criteria import Seen
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check, Rule
+from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import Broadcast, draw_groups
 from dtlab.units.unit01.judges import (

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 from dtlab.units.unit02.average_in_buckets import closed_before
 
 __all__ = ["PART", "buckets_of"]

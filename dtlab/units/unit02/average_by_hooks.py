@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
-from dtlab.grading.checking.groups import draw_groups, members_of
-from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import FOREIGN
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
+from dtlab.checks.functions.groups import draw_groups, members_of
+from dtlab.checks.functions.nets import Net, draw_nets
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import FOREIGN
+from dtlab.checks.parts import Part
 from dtlab.units.unit02.average_gradients import ONE_EACH, Afterwards
 from dtlab.units.unit02.training import LOST_BY, Arguments, Training, begin, train
 
@@ -49,7 +49,7 @@ class Beginning(Training):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        from dtlab.grading.checking.modules import tensors_of
+        from dtlab.checks.functions.modules import tensors_of
 
         module, group = begin(given)
         fn(module, **group)
@@ -57,7 +57,7 @@ class Beginning(Training):
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         """Yields each tensor that differs from that of the first member of the rank's group."""
-        from dtlab.grading.checking.modules import tensors_of
+        from dtlab.checks.functions.modules import tensors_of
 
         ranks = range(len(results))
         initial = [tensors_of(self.net.module(self.seed + 1 + rank)) for rank in ranks]

@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, right_on_some, rule
-from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import FOREIGN
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, right_on_some, rule
+from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.nets import Net, draw_nets
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import FOREIGN
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amounts, train
 

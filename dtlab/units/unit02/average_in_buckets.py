@@ -9,13 +9,13 @@ from functools import partial
 from itertools import accumulate, islice, pairwise, product
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Seen, fault, rule
-from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import FOREIGN
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Seen, fault, rule
+from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import FOREIGN
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit02.training import LOST_BY, Arguments, Step, Training, amounts, train
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import chain, combinations, pairwise
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import count_ranks, ranks_in_words
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import count_ranks, ranks_in_words
 from dtlab.predict.units import counted
 
 __all__ = ["PART", "Epochs"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.grading.scripts.data_parallel import ADAM, SCENE, equal_copies, shared
-from dtlab.grading.scripts.mend import script_part
+from dtlab.checks.programs.data_parallel import ADAM, SCENE, equal_copies, shared
+from dtlab.checks.programs.training import script_part
 
 PART = script_part(
     "02/script_1",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from dtlab.grading.scripts.data_parallel import SCENE, shared, shared_samples
-from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import Optimizer
+from dtlab.checks.programs.data_parallel import SCENE, shared, shared_samples
+from dtlab.checks.programs.reference import Optimizer
+from dtlab.checks.programs.training import script_part
 
 _MOMENTUM = Optimizer(0.05, momentum=0.9)
 _EPOCHS = 6  # enough to see an order repeat

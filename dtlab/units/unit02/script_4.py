@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import SGD, trained
-from dtlab.grading.scripts.judges import copies_differ, not_shared_out
-from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import NEAR, in_one_process, mean, off, steps_of
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.cases import Seen, Training
+from dtlab.checks.programs.data_parallel import SGD, trained
+from dtlab.checks.programs.judges import copies_differ, not_shared_out
+from dtlab.checks.programs.reference import NEAR, in_one_process, mean, off, steps_of
+from dtlab.checks.programs.training import script_part
 
 if TYPE_CHECKING:
     import torch

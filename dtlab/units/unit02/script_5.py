@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from dtlab.grading.scripts.data_parallel import SCENE, equal_copies, shared
-from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import Optimizer
+from dtlab.checks.programs.data_parallel import SCENE, equal_copies, shared
+from dtlab.checks.programs.reference import Optimizer
+from dtlab.checks.programs.training import script_part
 
 _LONGEST = 0.6  # some gradients in the trials are longer, some are not
 _CLIPPED = Optimizer(0.5, clip=_LONGEST)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.data_parallel import SGD, trained
-from dtlab.grading.scripts.judges import (
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.programs.cases import Training
+from dtlab.checks.programs.data_parallel import SGD, trained
+from dtlab.checks.programs.judges import (
     copies_differ,
     not_shared_out,
     too_large_passes,
     too_much_sent,
 )
-from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import not_as_one_process
+from dtlab.checks.programs.reference import not_as_one_process
+from dtlab.checks.programs.training import script_part
 
 
 def _accumulated(seed: int, samples: int, accumulate: int, hidden: int = 8) -> Training:

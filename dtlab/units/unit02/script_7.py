@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import COPIES, SCENE, shared, trained
-from dtlab.grading.scripts.judges import copies_differ, not_shared_out
-from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import NEAR, Optimizer, gradient_of, mean, off, steps_of
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.programs.cases import Seen, Training
+from dtlab.checks.programs.data_parallel import COPIES, SCENE, shared, trained
+from dtlab.checks.programs.judges import copies_differ, not_shared_out
+from dtlab.checks.programs.reference import NEAR, Optimizer, gradient_of, mean, off, steps_of
+from dtlab.checks.programs.training import script_part
 
 if TYPE_CHECKING:
     import torch

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.cases import Seen, Training
+from dtlab.checks.programs.data_parallel import SGD, trained
+from dtlab.checks.programs.judges import copies_differ, not_shared_out
+from dtlab.checks.programs.reference import not_as_one_process
+from dtlab.checks.programs.run import Program
+from dtlab.checks.programs.training import script_part
+from dtlab.checks.words import nodes_of, ranks_in_words
 from dtlab.errors import RankError
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.cases import Seen, Training
-from dtlab.grading.scripts.data_parallel import SGD, trained
-from dtlab.grading.scripts.judges import copies_differ, not_shared_out
-from dtlab.grading.scripts.mend import script_part
-from dtlab.grading.scripts.reference import not_as_one_process
-from dtlab.grading.scripts.run import Program
-from dtlab.grading.words import nodes_of, ranks_in_words
 from dtlab.predict import Cluster
 
 if TYPE_CHECKING:

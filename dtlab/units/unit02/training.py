@@ -17,14 +17,14 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Noted
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import FOREIGN, Reducing, inside_marks, marked_waits
-from dtlab.grading.checking.values import close, same_bits, sgd_step
-from dtlab.grading.words import amount
+from dtlab.checks.functions.criteria import Fault, Noted
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.functions.unseen import FOREIGN, Reducing, inside_marks, marked_waits
+from dtlab.checks.functions.values import close, same_bits, sgd_step
+from dtlab.checks.words import amount
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -172,7 +172,7 @@ def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
     """Runs on every rank: returns its model, and the keyword `group` if there are groups."""
     import torch.distributed as dist
 
-    from dtlab.grading.checking.modules import filled
+    from dtlab.checks.functions.modules import filled
 
     created = {group: dist.new_group(list(group)) for group in given.groups}
     return filled(*given.model), {"group": created[given.members]} if created else {}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import rule
-from dtlab.grading.checking.nets import Net, draw_nets
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import FOREIGN
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import rule
+from dtlab.checks.functions.nets import Net, draw_nets
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import FOREIGN
+from dtlab.checks.parts import Part
 from dtlab.units.unit03.training import Accumulating
 
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, blocked
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import FOREIGN
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount, spelled
+from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, blocked
+from dtlab.checks.functions.criteria import Fault, Noted, Seen, of_topic, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import FOREIGN
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount, spelled
 from dtlab.units.unit03.shares import loss_sum
 from dtlab.units.unit03.training import (
     FINISHED,

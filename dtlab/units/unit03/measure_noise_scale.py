@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import Groups, draw_groups, groups_in_words, members_of
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import FOREIGN, Reducing
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import Groups, draw_groups, groups_in_words, members_of
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import FOREIGN, Reducing
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
 from dtlab.units.unit03.shares import plain_value

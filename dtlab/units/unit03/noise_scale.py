@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import sqrt
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 
 _BATCHES = (8, 32, 128, 512, 2048)
 _APART = 1.25  # least ratio between a batch and a limit at which the answer would change

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import short
-from dtlab.grading.scripts.judges import bytes_left
-from dtlab.grading.words import amount, count_ranks
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.programs.judges import bytes_left
+from dtlab.checks.questions.quantities import short
+from dtlab.checks.words import amount, count_ranks
 from dtlab.predict.units import counted
 
 __all__ = ["BATCH", "FIRST", "MEMORY", "PART", "RANKS", "SAMPLES", "TARGET", "Setting"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.grading.scripts.mend import script_part
+from dtlab.checks.programs.training import script_part
 from dtlab.units.unit03.run_trials import accumulated, linear, rates_and_end, scene
 
 PART = script_part(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.mend import script_part
+from dtlab.checks.programs.cases import Training
+from dtlab.checks.programs.training import script_part
 from dtlab.units.unit03.run_trials import accumulated, linear, of_rates, rates_and_end, scene
 
 

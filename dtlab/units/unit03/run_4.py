@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.scripts.cases import Training
-from dtlab.grading.scripts.mend import script_part
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.programs.cases import Training
+from dtlab.checks.programs.training import script_part
 from dtlab.units.unit03.run_trials import (
     BASE_BATCH,
     BATCH,

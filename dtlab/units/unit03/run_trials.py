@@ -11,18 +11,18 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from dtlab.grading.checking.checks import Rule
-from dtlab.grading.checking.criteria import Objection, criterion
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.cases import OnDigits, Seen, Training
-from dtlab.grading.scripts.data_parallel import trained
-from dtlab.grading.scripts.judges import (
+from dtlab.checks.functions.checks import Rule
+from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.cases import OnDigits, Seen, Training
+from dtlab.checks.programs.data_parallel import trained
+from dtlab.checks.programs.judges import (
     copies_differ,
     not_shared_out,
     too_large_passes,
     too_much_sent,
 )
-from dtlab.grading.scripts.reference import (
+from dtlab.checks.programs.reference import (
     Optimizer,
     Step,
     gradient_of,

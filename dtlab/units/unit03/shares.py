@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.values import RATE, close
+from dtlab.checks.functions.values import RATE, close
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Noted, Seen, of_topic
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.unseen import Reducing, inside_marks
-from dtlab.grading.checking.values import sgd_step
+from dtlab.checks.functions.criteria import Fault, Noted, Seen, of_topic
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.unseen import Reducing, inside_marks
+from dtlab.checks.functions.values import sgd_step
 from dtlab.predict.units import counted
 from dtlab.units.unit03.shares import (
     Shares,
@@ -222,7 +222,7 @@ def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from dtlab.grading.checking.modules import filled
+    from dtlab.checks.functions.modules import filled
     from dtlab.parallel.data import DataParallel
 
     module = filled(given.kind, given.sizes, given.state)

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.resident import Mark, Moment, ResidentCase, use_twice
-from dtlab.grading.checking.trials import Observation, Trial, drawn_seed
-from dtlab.grading.checking.values import close
-from dtlab.grading.judging.turns import own_turn
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.resident import Mark, Moment, ResidentCase, use_twice
+from dtlab.checks.functions.trials import Observation, Trial, drawn_seed
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
+from dtlab.checks.turns import own_turn
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from math import sqrt
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, number
 
 _MODELS = (  # layers, and bytes kept as a multiple of the input: the best k is an integer
     (36, 4), (48, 3), (54, 6), (64, 4), (72, 2), (75, 3), (80, 5), (96, 6), (100, 4),

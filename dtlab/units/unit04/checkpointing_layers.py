@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from dtlab.grading.questions.shapes import kind_in_words
+from dtlab.checks.questions.shapes import kind_in_words
 
 __all__ = ["Saved", "go_through", "put_before", "seeded", "tensor_from", "weights_of"]
 

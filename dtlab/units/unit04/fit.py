@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.parts import Part
 
 __all__ = ["MARGIN", "PART", "Layer", "Model", "Plan", "draw_model", "rules_of_thumb"]
 

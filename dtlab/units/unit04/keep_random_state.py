@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial, drawn_seed
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial, drawn_seed
+from dtlab.checks.parts import Part
 from dtlab.units.unit04.recompute import FINISHED
 
 Numbers = list[list[float]]  # of PyTorch's default generator, and of each generator passed in

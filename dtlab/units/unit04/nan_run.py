@@ -16,12 +16,12 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.cases import OnDigits, Seen, Training
-from dtlab.grading.scripts.judges import copies_differ, not_shared_out, too_much_sent
-from dtlab.grading.scripts.mend import Scene, proof, script_part
-from dtlab.grading.scripts.reference import gradient_of, mean, steps_of
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.cases import OnDigits, Seen, Training
+from dtlab.checks.programs.judges import copies_differ, not_shared_out, too_much_sent
+from dtlab.checks.programs.reference import gradient_of, mean, steps_of
+from dtlab.checks.programs.training import Scene, proof, script_part
 
 if TYPE_CHECKING:
     import torch

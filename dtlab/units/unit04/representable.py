@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choice, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, choice, choices, formula, number
 from dtlab.predict.formats import BF16, FP16, BinaryFormat
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 
 _POLICIES: Final = {
     "fp32": 4 + 4 + 0 + 8,

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.resident import Mark, Moment, ResidentCase, layers_of, use_twice
-from dtlab.grading.words import amount
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.resident import Mark, Moment, ResidentCase, layers_of, use_twice
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class OnBlock(Faulty):
 
     @classmethod
     def on_rank(cls, fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.grading.checking.modules import filled
+        from dtlab.checks.functions.modules import filled
 
         with finished_calls(*FINISHED, refuse=True) as finished, undefined_after_reduce():
             noted = cls.use(fn, filled(*given["block"]), given)

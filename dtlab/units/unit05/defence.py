@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.defences import Defence
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.defences import Defence
+from dtlab.checks.parts import Part
 
 RUBRIC = (  # a point for each
     "the plan, and the limit that decides its stage: a number of bytes, and of what",

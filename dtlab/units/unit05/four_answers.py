@@ -12,9 +12,9 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choice, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choice, choices, formula, number
 
 _TOTALS: Final = {  # bytes per parameter
     "mixed": 16,

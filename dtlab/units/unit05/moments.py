@@ -5,9 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, number
 
 _EVENTS: Final = (
     "its weights are gathered for the first time",

@@ -16,13 +16,13 @@ from math import ceil, inf
 from random import Random
 from typing import Any, Final, NamedTuple, get_args
 
-from dtlab.grading.checking.checks import Verdict, lost, ok
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Mistake, Question, Questions, Values
-from dtlab.grading.questions.quantities import plain, short, whole
-from dtlab.grading.questions.shapes import kind_in_words
-from dtlab.grading.report import Criterion
-from dtlab.grading.words import count_ranks
+from dtlab.checks.functions.checks import Verdict, lost, ok
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Mistake, Question, Questions, Values
+from dtlab.checks.questions.quantities import plain, short, whole
+from dtlab.checks.questions.shapes import kind_in_words
+from dtlab.checks.report import Criterion
+from dtlab.checks.words import count_ranks
 from dtlab.predict.communication import zero_traffic
 from dtlab.predict.memory import POLICIES, model_states
 from dtlab.predict.transformer import Recompute, activation_bytes
@@ -328,7 +328,7 @@ def _more(model: Model, row: Row, best: Row) -> str:
 
 @dataclass(frozen=True)
 class PlanOf:
-    """A kind of answer (see `grading.questions.kinds`): a plan for the model named `model`."""
+    """A kind of answer (see `checks.questions.kinds`): a plan for the model named `model`."""
 
     model: str
     mistakes = tuple(starmap(Mistake, (LEFT_OUT | _SENDS_MORE).items()))

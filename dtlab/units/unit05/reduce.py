@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule, traffic
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.resident import Mark, Moment, grown_by
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule, traffic
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.resident import Mark, Moment, grown_by
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.units.unit05.blocks import (
     LARGE,
     OnBlock,

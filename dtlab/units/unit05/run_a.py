@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import Scene, proof, script_part, unmoved
-from dtlab.grading.scripts.reference import Optimizer
-from dtlab.grading.scripts.run import events_of, other_losses
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.programs.reference import Optimizer
+from dtlab.checks.programs.run import events_of, other_losses
+from dtlab.checks.programs.training import Scene, proof, script_part, unmoved
 from dtlab.predict.units import counted
 from dtlab.units.unit05.runs import EXACT, REDUCES, ShardedRun, scene, trials_of
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import Scene, proof, script_part
-from dtlab.grading.scripts.run import other_losses
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.programs.run import other_losses
+from dtlab.checks.programs.training import Scene, proof, script_part
 from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, trials_of

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.run import Program, TrainingRun, events_of
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.run import Program, TrainingRun, events_of
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.resident import Mark, Moment, grown_by
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.resident import Mark, Moment, grown_by
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import (
     OnBlock,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule, traffic
-from dtlab.grading.checking.nets import Net
-from dtlab.grading.checking.resident import LARGE as LARGE_WIDTH
-from dtlab.grading.checking.resident import (
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule, traffic
+from dtlab.checks.functions.nets import Net
+from dtlab.checks.functions.resident import LARGE as LARGE_WIDTH
+from dtlab.checks.functions.resident import (
     Mark,
     Moment,
     ResidentCase,
@@ -19,10 +19,10 @@ from dtlab.grading.checking.resident import (
     layers_of,
     use_twice,
 )
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.reference import NEAR, Optimizer, off
-from dtlab.grading.words import ranks_in_words
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.programs.reference import NEAR, Optimizer, off
+from dtlab.checks.words import ranks_in_words
 from dtlab.units.unit05.blocks import (
     FINISHED,
     LARGE,

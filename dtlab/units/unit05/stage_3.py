@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, fault, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.resident import grown_by
-from dtlab.grading.checking.trials import UNREADABLE, Trial, drawn_seed
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, fault, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.resident import grown_by
+from dtlab.checks.functions.trials import UNREADABLE, Trial, drawn_seed
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import (
     FINISHED,

@@ -10,9 +10,9 @@ from math import ceil, floor
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, number
 
 _BUDGETS: Final = {40: 42_949_672_960, 80: 85_899_345_920, 141: 150_754_820_096}
 """Bytes that drivers report for GPUs sold as 40, 80 and 141 GB: 40960, 81920 and 143771 MiB."""

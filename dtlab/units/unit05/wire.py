@@ -6,8 +6,8 @@ section 7, count it as 1.
 
 from __future__ import annotations
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.declared import asked, choice, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.declared import asked, choice, number
 
 _NO_FACTOR = "the paper counts this way. On a ring of N ranks each rank sends (N-1)/N of it."
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Seen, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.unseen import inside_marks
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Seen, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.unseen import inside_marks
+from dtlab.checks.parts import Part
 from dtlab.units.unit06.passes import (
     BACKWARD,
     FINISHED,

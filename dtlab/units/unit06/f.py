@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import draw_groups, members_of
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import draw_groups, members_of
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.units.unit06.passes import FINISHED, Pass, compare, wrong_calls
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.parts import Part
 from dtlab.units.unit06.f import Region, trials_of
 from dtlab.units.unit06.passes import compare, wrong_calls
 

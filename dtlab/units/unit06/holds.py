@@ -10,9 +10,9 @@ from math import sqrt
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 
 _TENSORS: Final = {
     "norm": "the output of the norm before attention",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dtlab.grading.checking.groups import Groups
+from dtlab.checks.functions.groups import Groups
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,

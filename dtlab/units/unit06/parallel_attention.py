@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.resident import grown_by
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.resident import grown_by
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit06.parallel_mlp import ModuleCase, ResidentShards
 from dtlab.units.unit06.passes import Tensors, wrong_calls

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.groups import draw_groups, members_of
-from dtlab.grading.checking.resident import (
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.groups import draw_groups, members_of
+from dtlab.checks.functions.resident import (
     LARGE,
     Mark,
     Moment,
@@ -21,9 +21,9 @@ from dtlab.grading.checking.resident import (
     grown_by,
     use_twice,
 )
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit06.passes import (
     FINISHED,

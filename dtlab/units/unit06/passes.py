@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen
-from dtlab.grading.checking.groups import Groups, groups_in_words, members_of
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.checking.unseen import inside_marks, unseen_collectives
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen
+from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.functions.unseen import inside_marks, unseen_collectives
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

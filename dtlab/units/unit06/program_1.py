@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.scripts.mend import proof, script_part
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.programs.training import proof, script_part
 from dtlab.units.unit06.runs import AS_ONE, not_shared, other_bytes, reduced, scene, trials
 
 PART = script_part(

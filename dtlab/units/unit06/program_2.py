@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.scripts.mend import script_part
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.programs.training import script_part
 from dtlab.units.unit06.runs import (
     AS_ONE,
     NEAR,

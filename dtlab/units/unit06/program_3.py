@@ -8,9 +8,9 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.scripts.mend import proof, script_part
-from dtlab.grading.scripts.run import copies_differ
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.programs.run import copies_differ
+from dtlab.checks.programs.training import proof, script_part
 from dtlab.units.unit06.runs import (
     AS_ONE,
     not_shared,

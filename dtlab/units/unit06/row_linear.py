@@ -6,11 +6,11 @@ import math
 import random
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import rule
-from dtlab.grading.checking.groups import draw_groups
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import rule
+from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.units.unit06.column_linear import LinearCase
 from dtlab.units.unit06.passes import Tensors, wrong_calls
 

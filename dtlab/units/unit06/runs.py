@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Objection
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import unseen_collectives
-from dtlab.grading.scripts.mend import Scene
-from dtlab.grading.scripts.run import (
+from dtlab.checks.functions.criteria import Objection
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import unseen_collectives
+from dtlab.checks.programs.run import (
     TrainingRun,
     events_of,
     named,
     other_losses,
     other_parameters,
 )
+from dtlab.checks.programs.training import Scene
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

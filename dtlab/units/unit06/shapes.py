@@ -11,9 +11,9 @@ from math import ceil
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 
 _OPTIONS: Final = (2, 3, 4, 6, 8, 12, 16)
 

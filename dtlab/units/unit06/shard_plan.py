@@ -17,14 +17,14 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import UNANSWERED, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Case, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Mistake, Question, Questions, Values, unanswered
-from dtlab.grading.questions.quantities import plain, short
-from dtlab.grading.questions.shapes import kind_in_words
-from dtlab.grading.report import Criterion
+from dtlab.checks.functions.bench import HERE, Bench
+from dtlab.checks.functions.checks import UNANSWERED, Verdict, blocked, lost, ok
+from dtlab.checks.functions.trials import Case, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Mistake, Question, Questions, Values, unanswered
+from dtlab.checks.questions.quantities import plain, short
+from dtlab.checks.questions.shapes import kind_in_words
+from dtlab.checks.report import Criterion
 from dtlab.predict.communication import bus_factor
 from dtlab.predict.units import counted
 from dtlab.units.unit06.plans_rules import (

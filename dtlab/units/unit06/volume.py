@@ -13,9 +13,9 @@ from math import gcd
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, number
 from dtlab.predict.communication import bus_factor, ring_all_reduce_seconds
 from dtlab.predict.hardware import Link
 from dtlab.predict.transformer import gpt_flops

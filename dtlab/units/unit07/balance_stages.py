@@ -9,12 +9,12 @@ from itertools import accumulate, combinations, pairwise
 from operator import ge, gt
 from typing import Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import short
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.quantities import short
 from dtlab.predict import balance_stages
 from dtlab.predict.units import counted
 from dtlab.units.unit07.judging import LIMIT

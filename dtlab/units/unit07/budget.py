@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, NamedTuple
 
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.errors import DtlabError
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
 from dtlab.predict import Costs, peak_in_flight, simulate
 from dtlab.predict.units import counted
 from dtlab.schedules import (

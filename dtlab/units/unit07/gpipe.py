@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.schedules import Schedule, gpipe
 from dtlab.units.unit07.judging import COMMON, LIMIT, Planned, carried_out, part_of_grid, slow
 

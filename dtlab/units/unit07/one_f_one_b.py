@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
 from dtlab.predict import peak_in_flight
 from dtlab.predict.units import counted
 from dtlab.schedules import Schedule, one_f_one_b

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, of_topic, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, of_topic, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.schedules import Action, Schedule, as_schedule, gpipe, one_f_one_b
 from dtlab.units.unit07.judging import batch_of, loss_of, one_process, stage_net
@@ -84,7 +84,7 @@ class Running(Faulty):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.grading.checking.modules import filled
+        from dtlab.checks.functions.modules import filled
 
         module = filled(given["kind"], given["layers"], given["state"])
         log: list[str] = []

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.mend import Scene, proof, script_part
-from dtlab.grading.scripts.run import (
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.run import (
     Program,
     TrainingRun,
     copies_differ,
@@ -29,7 +28,8 @@ from dtlab.grading.scripts.run import (
     other_losses,
     other_parameters,
 )
-from dtlab.grading.words import amount
+from dtlab.checks.programs.training import Scene, proof, script_part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

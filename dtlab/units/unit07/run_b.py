@@ -14,11 +14,11 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from dtlab.grading.checking.checks import Check, Judging, Rule, Verdict, ok
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, Seen, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import plain
+from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, ok
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.quantities import plain
 from dtlab.predict import Cluster, Costs, Link, balance_stages, simulate
 from dtlab.predict.units import counted
 from dtlab.schedules import gpipe

@@ -19,9 +19,9 @@ from math import nan
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choice, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, choice, formula, number
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import Schedule, as_schedule, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2
 from dtlab.schedules.actions import clock

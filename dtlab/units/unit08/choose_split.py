@@ -16,9 +16,9 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choice, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, choice, number
 from dtlab.predict.context import (
     megatron_sequence_elements,
     ring_attention_elements,

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit08.run_a import collective_in
 

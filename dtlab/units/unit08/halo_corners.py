@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import confirmed
-from dtlab.grading.parts import Part
-from dtlab.grading.words import ranks_in_words
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import confirmed
+from dtlab.checks.parts import Part
+from dtlab.checks.words import ranks_in_words
 from dtlab.units.unit08.tiles import Cell, OnTiles
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.parts import Part
 from dtlab.units.unit08.tiles import Cell, OnTiles
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 
 _COUNTS = (2, 3, 4, 6, 8, 12, 16)
 _GROUPS = [  # query heads for each KV head; ranks for each KV head

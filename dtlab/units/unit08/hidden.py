@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import ceil, floor
 from random import Random
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, number
 
 _FAST, _SLOW = {"A100": (250, 300), "H100": (600, 450)}, (25, 50)
 

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
 from dtlab.units.unit08.sequences import FINISHED, attention, drawn
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import confirmed
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import confirmed
+from dtlab.checks.parts import Part
 from dtlab.units.unit08.sequences import OnTokens, attention
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Objection, criterion
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Case, Observation, Trial
-from dtlab.grading.scripts.mend import Scene, proof, script_part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Case, Observation, Trial
+from dtlab.checks.programs.training import Scene, proof, script_part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Observation
-from dtlab.grading.words import amount
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Observation
+from dtlab.checks.words import amount
 
 if TYPE_CHECKING:
     from torch import Tensor

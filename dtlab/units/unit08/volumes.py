@@ -5,8 +5,8 @@ Korthikanti et al. 2022 (Megatron); Jacobs et al. 2023 (Ulysses); Liu et al. 202
 
 from __future__ import annotations
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.declared import asked, choice, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.declared import asked, choice, formula, number
 
 _QUESTIONS = asked(
     {

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.values import close
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.values import close
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.declared import asked, choice, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.declared import asked, choice, number
 
 _GIGABITS = "1 byte has 8 bits: an adapter of 200 Gb/s moves 25 GB/s."
 

@@ -16,13 +16,13 @@ from itertools import accumulate, pairwise
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import inside_marks, marked_waits, unseen_collectives
-from dtlab.grading.checking.values import close, same_bits
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import inside_marks, marked_waits, unseen_collectives
+from dtlab.checks.functions.values import close, same_bits
+from dtlab.checks.parts import Part
 
 if TYPE_CHECKING:
     from torch import Tensor

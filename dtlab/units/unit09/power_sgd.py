@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import confirmed
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import confirmed
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit09.compressed import UNCHANGED, Compressed, States, call_in_steps
 

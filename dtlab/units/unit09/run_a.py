@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Case, Observation, Trial
-from dtlab.grading.scripts.mend import Scene, proof, script_part
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Case, Observation, Trial
+from dtlab.checks.programs.training import Scene, proof, script_part
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,18 +19,18 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.criteria import Objection, criterion
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.scripts.mend import Scene, proof, script_part
-from dtlab.grading.scripts.run import (
+from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.programs.run import (
     Program,
     TrainingRun,
     named,
     other_losses,
     other_parameters,
 )
-from dtlab.grading.words import amount
+from dtlab.checks.programs.training import Scene, proof, script_part
+from dtlab.checks.words import amount
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -23,15 +23,15 @@ from itertools import combinations, pairwise
 from random import Random
 from typing import Any, Final, NamedTuple
 
-from dtlab.grading.checking.bench import HERE, Bench
-from dtlab.grading.checking.checks import UNANSWERED, Verdict, blocked, lost, ok
-from dtlab.grading.checking.trials import Recording, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Mistake, Question, Questions, Values, unanswered
-from dtlab.grading.questions.declared import choice
-from dtlab.grading.questions.quantities import plain, short
-from dtlab.grading.questions.shapes import kind_in_words
-from dtlab.grading.report import Criterion
+from dtlab.checks.functions.bench import HERE, Bench
+from dtlab.checks.functions.checks import UNANSWERED, Verdict, blocked, lost, ok
+from dtlab.checks.functions.trials import Recording, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Mistake, Question, Questions, Values, unanswered
+from dtlab.checks.questions.declared import choice
+from dtlab.checks.questions.quantities import plain, short
+from dtlab.checks.questions.shapes import kind_in_words
+from dtlab.checks.report import Criterion
 from dtlab.predict import Cluster, Link
 from dtlab.predict.plan.levers import Job, Levers, predicted_seconds
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.units.unit09.compressed import Compressed, States, call_in_steps
 
 if TYPE_CHECKING:

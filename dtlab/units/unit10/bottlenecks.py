@@ -17,13 +17,13 @@ from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import Any, Final
 
+from dtlab.checks.functions.bench import Bench
+from dtlab.checks.functions.checks import RecordedCheck
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Recording, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.quantities import entries
 from dtlab.errors import RanksError
-from dtlab.grading.checking.bench import Bench
-from dtlab.grading.checking.checks import RecordedCheck
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Recording, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import entries
 from dtlab.parallel.mesh import group_of
 from dtlab.predict import Cluster, Link
 from dtlab.trace import Event, Trace

@@ -9,13 +9,13 @@ from itertools import product
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import inside_marks
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import inside_marks
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.units.unit10.mesh_cases import ANSWER, Marked, Place, WithGradients, place_of
 
 if TYPE_CHECKING:

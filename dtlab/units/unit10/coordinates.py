@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, formula, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, formula, number
 from dtlab.parallel.mesh import coordinates_of, group_of
 
 _AXES: Final = ("data", "pipeline", "tensor")

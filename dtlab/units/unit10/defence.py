@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlab.grading.checking.defences import Defence
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.defences import Defence
+from dtlab.checks.parts import Part
 
 RUBRIC = (  # points, and what earns them
     (1, "the plan for one of the three clusters, with its bytes per GPU and what they consist of"),

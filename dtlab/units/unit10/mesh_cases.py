@@ -15,9 +15,9 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dtlab.grading.checking.criteria import Faulty, Noted
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import drawn_seed
+from dtlab.checks.functions.criteria import Faulty, Noted
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import drawn_seed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,12 +10,12 @@ from math import prod
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.words import ranks_in_words
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.words import ranks_in_words
 from dtlab.parallel.mesh import group_of
 from dtlab.predict.units import counted
 

@@ -12,12 +12,12 @@ from dataclasses import asdict, astuple, dataclass, fields
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import entries
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.quantities import entries
 from dtlab.predict import LINKS, Cluster, Link
 from dtlab.predict.plan import Estimate, Plan, Search, Transformer, evaluate, search
 

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.checking.unseen import inside_marks
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount, ranks_in_words
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.functions.unseen import inside_marks
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount, ranks_in_words
 from dtlab.parallel.mesh import group_of
 from dtlab.units.unit10.mesh_cases import ANSWER, Marked, Place, WithGradients, place_of
 

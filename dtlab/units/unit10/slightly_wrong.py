@@ -20,14 +20,14 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from dtlab.grading.checking.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
-from dtlab.grading.checking.criteria import criterion
-from dtlab.grading.checking.trials import Observation, Trial
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import short
-from dtlab.grading.scripts.lines import judge_line
-from dtlab.grading.scripts.mends import MendProgram
-from dtlab.grading.scripts.run import TrainingRun, named, other_losses, other_parameters
+from dtlab.checks.functions.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
+from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.parts import Part
+from dtlab.checks.programs.broken import MendProgram
+from dtlab.checks.programs.lines import judge_line
+from dtlab.checks.programs.run import TrainingRun, named, other_losses, other_parameters
+from dtlab.checks.questions.quantities import short
 from dtlab.predict.units import counted
 from dtlab.units.unit10.mesh_cases import AXES, Place, place_of
 

@@ -10,13 +10,13 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
-from dtlab.grading.scripts.run import fill
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
+from dtlab.checks.programs.run import fill
 from dtlab.predict.units import counted
 from dtlab.units.unit10.mesh_cases import OnMesh, groups_on, place_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import sqrt
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.declared import asked, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.declared import asked, number
 
 _QUESTIONS = asked(
     {

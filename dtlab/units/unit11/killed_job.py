@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.scripts.mend import Scene, proof, script_part
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.programs.training import Scene, proof, script_part
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Trial, drawn_seed
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.quantities import short
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Trial, drawn_seed
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.quantities import short
 from dtlab.predict.units import counted
 from dtlab.ranks.asking import ask
 from dtlab.units.unit11.cluster import (

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.finished import finished_calls
-from dtlab.grading.checking.trials import Trial, drawn_seed
-from dtlab.grading.judging.turns import own_turn
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.finished import finished_calls
+from dtlab.checks.functions.trials import Trial, drawn_seed
+from dtlab.checks.parts import Part
+from dtlab.checks.turns import own_turn
 from dtlab.predict.units import counted
 from dtlab.ranks.asking import ask
 from dtlab.units.unit11.disk import Disk

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Trial
-from dtlab.grading.checking.values import close
-from dtlab.grading.parts import Part
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.values import close
+from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.ranks.plain import is_modest
 from dtlab.units.unit11.hosts import host_server, running

@@ -18,11 +18,11 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.grading.checking.checks import Check
-from dtlab.grading.checking.criteria import Fault, Faulty, Noted, rule
-from dtlab.grading.checking.trials import Trial, drawn_seed
-from dtlab.grading.parts import Part
-from dtlab.grading.words import amount
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
+from dtlab.checks.functions.trials import Trial, drawn_seed
+from dtlab.checks.parts import Part
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.ranks.asking import Refused
 from dtlab.ranks.plain import Opaque, is_modest

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Values
-from dtlab.grading.questions.declared import asked, choices, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Values
+from dtlab.checks.questions.declared import asked, choices, number
 from dtlab.predict import critical_path, scheduled
 from dtlab.predict.tasks import TaskGraph
 

@@ -7,9 +7,9 @@ from math import ceil
 from random import Random
 from typing import Final
 
-from dtlab.grading.parts import Part
-from dtlab.grading.questions.answers import Question, Values
-from dtlab.grading.questions.declared import asked, choice, number
+from dtlab.checks.parts import Part
+from dtlab.checks.questions.answers import Question, Values
+from dtlab.checks.questions.declared import asked, choice, number
 
 __all__ = ["PART", "TASKS"]
 

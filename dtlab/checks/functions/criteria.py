@@ -1,0 +1,317 @@
+"""Criteria: rules that judge a learner's function from what its ranks returned and recorded.
+
+A case reports faults, each under the name of a criterion. `rule` makes the criterion:
+
+    rank r: on_rank ──> the rank's notes ──> case.faults(results): ("bytes", "rank 0 ...")
+                                                                        │
+    rule("bytes", 2, "a ring's bytes", "values")  <─────────────────────┘
+
+The criterion is lost with the first fault of its name, or if a rank crashes in a case with this
+`topic`. It is blocked while there is a fault of one of the names listed after its message.
+`by_trace` also reports faults: those that the trace of a trial shows.
+
+For runs of a whole program, `criterion` takes objections instead of a case's faults. An objection
+is a function of a case, of what its ranks returned, and of the observation. It says what is wrong
+and what to look at next; an empty string means that nothing is wrong.
+
+    criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes)
+    criterion("training", 1, "as one process", other_training, after="bytes")
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+from dtlab.checks.functions.checks import Judging, Rule, Verdict, blocked, lost, ok, waits_for
+from dtlab.checks.functions.finished import called_by
+from dtlab.checks.functions.trials import UNREADABLE, Case, Observation
+from dtlab.checks.words import amount
+
+__all__ = [
+    "Fault",
+    "Faulty",
+    "Noted",
+    "Objection",
+    "Seen",
+    "after_reduce",
+    "criterion",
+    "fault",
+    "finished_code",
+    "of_topic",
+    "right_on_some",
+    "rule",
+    "traffic",
+]
+
+Seen = Sequence[Observation]
+
+
+def of_topic(seen: Seen, topic: str) -> list[Observation]:
+    """The observations of all trials that hold a case of this topic."""
+    return [
+        observation
+        for observation in seen
+        if any(getattr(case, "topic", "") == topic for case in observation.trial.cases)
+    ]
+
+
+def right_on_some(seen: Seen) -> str:
+    """The world sizes on which everything is right, in a sentence; empty if all or none are."""
+    right = {observation.trial.world_size for observation in seen if not observation.mistakes}
+    if not right or right == {observation.trial.world_size for observation in seen}:
+        return ""
+    ranks = " and ".join(map(str, sorted(right)))
+    return f"Right on {ranks} rank{'s' * (right != {1})} only: what depends on their number?"
+
+
+# Criteria of cases that report their faults -----------------------------------------------------
+
+_MORE, _LESS, _OWN = 1.05, 0.95, 8192  # factors; bytes that gloo itself sends in a launch
+
+Fault = tuple[str, str]  # the criterion that is lost, and why
+
+
+class Noted:
+    """The notes of one rank, by name, and the finished implementations that it called."""
+
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        self._result = dict(result)
+        self.finished = frozenset(map(str, self._result.get("finished", ())))
+
+    def __getitem__(self, name: str) -> Any:
+        return self._result[name]
+
+    def get(self, name: str) -> Any:
+        """Returns the note of this name, or None if the rank made none."""
+        return self._result.get(name)
+
+
+class Faulty(Case):
+    """A case whose `faults` belong to criteria. A crash in it counts against its `topic`.
+
+    `also_shows` maps a topic to the criteria that its cases judge besides the topic. If it is
+    None, a case judges all criteria.
+    """
+
+    topic: str
+    also_shows: ClassVar[Mapping[str, Sequence[str]] | None] = None
+
+    @property
+    def guilty(self) -> str:
+        """The criterion that is lost by a crash in this case."""
+        return self.topic
+
+    def shows(self, criterion: str) -> bool:
+        """Whether a criterion cannot be judged if this case does not finish."""
+        shown = self.also_shows
+        return shown is None or criterion in (self.topic, *shown.get(self.topic, ()))
+
+    @abstractmethod
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        """Yields everything that is wrong with what the ranks returned."""
+
+    def by_trace(self, observation: Observation) -> Iterator[Fault]:
+        """Yields everything that the trace shows to be wrong; each message says where.
+
+        Called only on the first case of a trial, which reports for all cases of the trial. At that
+        time, `fault` already returns the faults in the results.
+        """
+        yield from ()
+
+    def opened(self, result: Any) -> Noted:
+        """Wraps the result of one rank in `Noted`."""
+        return Noted(result)
+
+    def mistake(self, results: Sequence[Noted]) -> str:
+        """The message of the first fault in the results; empty if there is none."""
+        return next((message for _, message in self.faults(results)), "")
+
+
+def rule(
+    name: str,
+    points: float,
+    right: str,
+    *before: str,
+    lost_by: Sequence[str] = (),
+    also: Callable[[Seen], str] = lambda _: "",
+    advice: Callable[[Seen, str], str] = lambda _, __: "",
+    on: str = "",
+    finish: bool = False,
+    after: str = "",
+) -> Rule:
+    """Makes the criterion `name`, which is judged once there is no fault of a name in `before`.
+
+    It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` returns
+    a further fault, or an empty string. `advice` returns a hint, given the trials that show the
+    criterion and the fault. With `on`, the criterion is judged on trials of this topic, and is
+    blocked if another trial that shows it fails. With `finish`, it is blocked if any trial hangs,
+    also one that does not show it. For `after` see `Rule`.
+    """
+
+    def judged(seen: Seen) -> Verdict:
+        if lacking := next((other for other in before if fault(seen, other)), ""):
+            return waits_for(lacking)
+        shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
+        off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
+        unfinished = _unfinished(off_topic)
+        if unfinished:
+            return blocked(unfinished)
+        faults = filter(None, (fault(seen, other) for other in lost_by or (name,)))
+        wrong = next(faults, "") or also(seen)
+        if wrong:
+            return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
+        unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
+        if (unseen or finish) and any(trial.hung for trial in seen):
+            return blocked("judged once the ranks finish the trials before it")
+        unfinished = _unfinished(shown)
+        return blocked(unfinished) if unfinished else ok(right)
+
+    return Rule(name, points, Judging(right, judged, by_case=True), after)
+
+
+def _unfinished(seen: Seen) -> str:
+    """The reason to block a criterion: a trial failed or returned unreadable results."""
+    for observation in seen:
+        if observation.error is not None:
+            where = observation.trial.words(observation.stopped_in)
+            return f"judged once nothing fails in {where}"
+    if any(message.endswith(UNREADABLE) for trial in seen for _, message in _found(trial)):
+        return "judged once the ranks return readable results"
+    return ""
+
+
+def fault(seen: Seen, name: str) -> str:
+    """The first fault of this name; empty if there is none."""
+    return next((message for observation in seen for message in _faults(observation, name)), "")
+
+
+def finished_code(observation: Observation) -> str:
+    """A message if a finished implementation did the work in a trial; empty otherwise."""
+    code = called_by(result for results in observation.results for result in results)
+    return f"{code} does the work for you, and finished code does not count." if code else ""
+
+
+def _faults(observation: Observation, name: str) -> Iterator[str]:
+    if observation.error is not None:
+        case = _cases(observation)[observation.failed_case or 0]
+        if case.guilty == name:
+            trouble = observation.trouble
+            yield f"{trouble}\n{case.advice(trouble)}".rstrip()
+        return
+    yield from (message for topic, message in _found(observation) if topic == name)
+
+
+def _found(observation: Observation) -> list[Fault]:
+    """All faults of a trial, cached on the observation because every criterion reads them."""
+    if "faults" not in vars(observation):
+        cases, code = _cases(observation), finished_code(observation)
+        found = [(cases[0].topic, code)] if code else []
+        vars(observation)["faults"] = found
+        for number, (case, results) in enumerate(zip(cases, observation.results, strict=True)):
+            where = observation.trial.words(number)
+            reported = _readable(case, case.faults, results)
+            hint = after_reduce(observation)
+            found += ((name, f"{where}: {message}{hint}") for name, message in reported)
+        found += _readable(cases[0], cases[0].by_trace, observation)
+    faults: list[Fault] = vars(observation)["faults"]
+    return faults
+
+
+def after_reduce(observation: Observation) -> str:
+    """A hint if ranks called `dist.reduce`, whose result only the root may read.
+
+    With gloo, the other ranks then hold partial sums, which may be right by chance.
+    """
+    if observation.trace is None or "reduce" not in observation.trace.ops():
+        return ""
+    return (
+        " You call dist.reduce: only rank dst gets the sum. Afterwards the contents of the tensor "
+        "on any other rank are undefined."
+    )
+
+
+def _cases(observation: Observation) -> list[Faulty]:
+    return [case for case in observation.trial.cases if isinstance(case, Faulty)]
+
+
+def _readable(case: Faulty, report: Callable[[Any], Iterator[Fault]], of: Any) -> list[Fault]:
+    """The faults that a case reports, or `UNREADABLE` if the results have the wrong types."""
+    try:
+        return list(report(of))
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return [(case.topic, UNREADABLE)]
+
+
+def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
+    """Makes a check of the bytes that leave each rank, in trials whose first case has this topic.
+
+    With N ranks, each should send (N-1)/N of all elements of the case, `times` times, at 4 bytes
+    each. The check returns a message if a rank sends more or less.
+    """
+
+    def wrong(seen: Seen) -> str:
+        for observation in seen:
+            case: Any = observation.trial.cases[0]
+            if case.topic != topic or observation.error is not None or observation.trace is None:
+                continue
+            ranks = observation.trial.world_size
+            goal = times * 4 * case.elements * (ranks - 1) / ranks
+            for rank in range(ranks):
+                sent = observation.trace.bytes_wire(rank)
+                if sent is not None and not goal * _LESS <= sent <= goal * _MORE + _OWN:
+                    return (
+                        f"{observation.trial.words()}: {amount(sent)} left rank {rank}, but it "
+                        f"should be {amount(goal)}. {advice}{after_reduce(observation)}"
+                    )
+        return ""
+
+    return wrong
+
+
+# Criteria of whole programs, judged by objections -----------------------------------------------
+
+Objection = Callable[[Any, Any, Observation], str]
+
+
+def criterion(
+    name: str,
+    points: float,
+    right: str,
+    *objections: Objection,
+    after: str | tuple[str, ...] = (),
+    trouble: Callable[[Observation], str] = lambda observation: observation.trouble,
+    waits: bool = False,
+) -> Rule:
+    """Makes a criterion that is lost if the ranks did not finish or if an objection is raised.
+
+    Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
+    With `waits`, the criterion is then blocked instead, because another criterion is lost already.
+    """
+
+    def judge(seen: Sequence[Observation]) -> Verdict:
+        failure = next(filter(None, map(trouble, seen)), "")
+        if failure and waits:
+            return blocked("judged once the ranks finish")
+        message = failure or next(_messages(seen, objections), "")
+        return lost(message) if message else ok(right)
+
+    return Rule(name, points, Judging(right, judge, by_case=True), after)
+
+
+def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
+    for observation in seen:
+        trial, hint = observation.trial, after_reduce(observation)
+        by_case = zip(trial.cases, observation.results, strict=True)
+        for number, (case, results) in enumerate(by_case):
+            messages = (_objection(each, case, results, observation) for each in objections)
+            yield from (f"{trial.words(number)}: {text}{hint}" for text in messages if text)
+
+
+def _objection(objection: Objection, case: Any, results: Any, observation: Observation) -> str:
+    """The message of an objection, or `UNREADABLE` if the results have the wrong types."""
+    try:
+        return objection(case, results, observation)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return UNREADABLE

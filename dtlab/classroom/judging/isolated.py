@@ -1,0 +1,132 @@
+"""`WalledBench`: runs the functions of a submission in a sandbox.
+
+    judge's process                             in the sandbox (sandbox/walls.py), another user
+    trial.given(r)  ──── rank r only ────────►  ranks open the sealed function, and run it
+    Observation     ◄─── plain data ──────────  tensors, records, failures
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dtlab.checks.functions.resident import opening
+from dtlab.checks.functions.trials import Observation, Trial, observed, run_cases
+from dtlab.checks.report import Criterion
+from dtlab.checks.turns import turn_paused
+from dtlab.classroom.judging.rank_needs import judges
+from dtlab.errors import RanksError, RankTimeoutError
+from dtlab.ranks.launch.client import Server
+from dtlab.ranks.plain import Sealed
+from dtlab.ranks.sandbox.isolation import AbsentModules, Walls
+from dtlab.ranks.sandbox.sandbox import Enclosure
+
+if TYPE_CHECKING:
+    from dtlab.ranks.launch.launcher import Run
+
+__all__ = ["WalledBench"]
+
+_OPERATION = re.compile(r"\w{1,20}(\([a-z]{0,5}=?[\d, ]{0,12}\))?")
+_LOOK = "Run the check in your notebook: it shows the line."
+MEMORY = 2 * 2**30  # bytes that a rank may use in addition to a fresh rank's memory
+
+
+class WalledBench:
+    """A `Bench` that runs the functions of one submission in a sandbox.
+
+    Ranks that run a function of the library itself, instead of the answer, have all of it.
+    `timed_out` is True if ranks reached their time limit, and `unwritten` if the answer is still
+    the blank of the notebook.
+    """
+
+    def __init__(self, server: Server, walls: Walls, student: str | None) -> None:
+        self.student = student
+        self._server, self._walls = server, walls
+        self._enclosure: Enclosure | None = None
+        self._inside = walls  # of the enclosure, while there is one
+        self.begin(())
+
+    def begin(self, absent: AbsentModules) -> None:
+        """Prepares for the next answer, whose ranks do not have the `absent` library functions."""
+        self._walls = replace(self._walls, absent=absent)
+        self.timed_out = self.unwritten = False
+        self._troubles: list[tuple[str, str]] = []  # full message, message without learner's text
+
+    @property
+    def missing(self) -> list[str]:
+        """The sandbox walls that the system does not support."""
+        return self._behind(is_answer=True).missing
+
+    def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
+        """See `Bench`. Messages contain no hidden input, only the number of ranks."""
+        from dtlab.ranks.launch.launcher import launch_sealed
+
+        inputs = [trial.given(rank) for rank in range(trial.world_size)]
+
+        def attempt() -> Run:
+            with turn_paused():
+                return launch_sealed(
+                    _open_and_run,
+                    fn,
+                    trial.calls,
+                    inputs=inputs,
+                    door=self._behind(is_answer=isinstance(fn, Sealed)),
+                    timeout=trial.limit,
+                    memory_limit=MEMORY if trial.memory is None else trial.memory,
+                    cluster=trial.cluster,
+                )
+
+        result = observed(replace(trial, secret=True), attempt)
+        self.timed_out = self.timed_out or isinstance(result.error, RankTimeoutError)
+        self.unwritten = self.unwritten or result.unwritten
+        if result.error is not None and not _is_plain_hang(result.error):
+            problem = "the ranks did not finish" if result.hung else "a rank raises an exception"
+            self._troubles.append((result.trouble, f"{result.trial.words()}: {problem}. {_LOOK}"))
+        return result
+
+    def without_troubles(self, criterion: Criterion) -> Criterion:
+        """Removes error messages, in which an answer may have revealed its hidden inputs."""
+        for trouble, harmless in self._troubles:
+            if any(
+                line and line in criterion.message for line in map(str.strip, trouble.splitlines())
+            ):
+                return replace(criterion, message=harmless)
+        return criterion
+
+    def _behind(self, is_answer: bool) -> Enclosure:
+        """A sandbox, in which ranks of an answer do not have what judges it."""
+        absent = (*self._walls.absent, *judges()) if is_answer else self._walls.absent
+        walls = replace(self._walls, absent=absent)
+        if self._enclosure is None or walls != self._inside:
+            self.close()
+            self._enclosure, self._inside = Enclosure(self._server, walls), walls
+        return self._enclosure
+
+    def close(self) -> None:
+        """Ends all processes that still run."""
+        if self._enclosure is not None:
+            self._enclosure.close()
+        self._enclosure = None
+
+
+def _is_plain_hang(error: RanksError) -> bool:
+    """Whether the message contains only lines of cells and operations such as recv(src=1)."""
+    return isinstance(error, RankTimeoutError) and all(
+        _OPERATION.fullmatch(entry.op) for entry in error.running
+    )
+
+
+def _open_and_run(fn: Any, calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
+    """Runs on every rank: opens the sealed function, which happens nowhere else, and runs it."""
+    from dtlab.ranks.launch.process import fill_main
+    from dtlab.ranks.transport import Packed
+
+    opening(calls)
+    if isinstance(fn, Sealed):
+        fn = Packed(fn.pickled, fn.buffers).load()
+        with contextlib.suppress(Exception):
+            fill_main(fn)
+    return run_cases(fn, calls, given)
