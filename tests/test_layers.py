@@ -117,7 +117,7 @@ dtlab.practice(abs, -1, returns=[1, 1])
 report = dtlab.check("01/ring_all_reduce", abs)
 assert report.score == 0 < report.max_score
 found = [name for name in sys.modules if name.startswith(("dtlab.classroom", "nbgrader"))]
-sys.exit(", ".join(found))
+sys.exit(", ".join(found) or 0)
 """
 
 
