@@ -15,8 +15,8 @@ import pytest
 
 import dtlab
 from dtlab.cli import main
+from dtlab.profiling.diagnosis import diagnose
 from dtlab.trace import Event, Trace
-from dtlab.trace.diagnosis import diagnose
 from tests.marks import proof, retried
 
 STEPS = 6
@@ -507,5 +507,5 @@ def test_what_takes_long_says_so(
 
 
 def test_a_diagnosis_needs_no_torch() -> None:
-    code = "import sys, dtlab.trace.diagnosis; sys.exit('torch' in sys.modules)"
+    code = "import sys, dtlab.profiling.diagnosis; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

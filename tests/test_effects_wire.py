@@ -14,12 +14,13 @@ from torch.nn.functional import cross_entropy
 
 import dtlab
 from dtlab.parallel.data import DataParallel
-from dtlab.parallel.data.levers import Job, Levers, train
 from dtlab.predict import LINKS, Cluster
-from dtlab.trace.diagnosis import diagnose
+from dtlab.profiling.diagnosis import diagnose
 from dtlab.training.compression import Compressor, PowerSGD, TopK
 from dtlab.training.datasets import digits
 from dtlab.training.models import MLP
+from dtlab.units.unit09.emulated_job import train
+from dtlab.units.unit09.levers import Job, Levers
 from tests.marks import first, retried
 from tests.staying import on_ranks
 

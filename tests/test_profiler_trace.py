@@ -13,8 +13,8 @@ import pytest
 
 import dtlab
 from dtlab.errors import ArgumentError, DtlabError
+from dtlab.profiling.kineto import parse
 from dtlab.trace import Event, Trace
-from dtlab.trace.kineto import parse
 from tests.staying import on_ranks
 
 # ------------------------------------------------------------------- jobs on gloo

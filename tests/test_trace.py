@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dtlab.profiling.own_files import events_of
 from dtlab.trace import Event, Records, Trace, set_span_sink, span
-from dtlab.trace.chrome import events_of
 
 
 def send(rank: int, peer: int, start: float, end: float, size: int = 8, **extra: object) -> Event:

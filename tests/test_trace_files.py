@@ -15,8 +15,8 @@ import pytest
 import dtlab
 from dtlab.cli import main
 from dtlab.errors import DtlabError
+from dtlab.profiling.diagnosis import Diagnosis, diagnose
 from dtlab.trace import Event, Trace
-from dtlab.trace.diagnosis import Diagnosis, diagnose
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

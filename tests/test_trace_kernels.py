@@ -11,9 +11,9 @@ import pytest
 
 from dtlab.cli import main
 from dtlab.errors import ArgumentError
+from dtlab.profiling.diagnosis import Diagnosis, diagnose
+from dtlab.profiling.reading.kernels import LIBRARIES, CommKernels, operation
 from dtlab.trace import Trace
-from dtlab.trace.diagnosis import Diagnosis, diagnose
-from dtlab.trace.reading.kernels import LIBRARIES, CommKernels, operation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

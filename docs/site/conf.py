@@ -60,7 +60,7 @@ autodoc_default_options = {"members": True, "undoc-members": False, "exclude-mem
 # The API reference: a page for each group of modules.
 PAGES = {
     "Launching ranks": ["dtlab", "dtlab.errors", "dtlab.collectives"],
-    "Traces": ["dtlab.trace", "dtlab.trace.diagnosis"],
+    "Traces": ["dtlab.trace", "dtlab.profiling.diagnosis"],
     "Parallel training": [
         "dtlab.parallel.data", "dtlab.parallel.zero", "dtlab.parallel.tensor",
         "dtlab.parallel.pipeline", "dtlab.parallel.context", "dtlab.parallel.domain",

@@ -43,9 +43,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _analyze(options: argparse.Namespace) -> None:
+    from dtlab.profiling.diagnosis import diagnose
+    from dtlab.profiling.reading.files import files_in
     from dtlab.trace import Trace
-    from dtlab.trace.diagnosis import diagnose
-    from dtlab.trace.reading.files import files_in
 
     files = [file for path in options.traces for file in files_in(path)]
     size = sum(file.stat().st_size for file in files if file.is_file())

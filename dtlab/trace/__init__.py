@@ -2,6 +2,7 @@
 
     launch      -> recorder  -> Records, one per rank -> Trace.from_records
     prediction  -> simulator -> Event, one by one     -> Trace.from_events
+    files, profilers, Ray    -> dtlab.profiling       -> Trace.from_chrome, from_profiler, from_ray
 
 A `Trace` stores columns of numbers (`columns.py`); `events` presents them as `Event` objects.
 `analysis.py` matches the operations of different ranks.
@@ -9,21 +10,20 @@ A `Trace` stores columns of numbers (`columns.py`); `events` presents them as `E
 
 from __future__ import annotations
 
+import importlib
 import json
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
+from types import ModuleType
 from typing import Any, overload
 
 import numpy as np
 
-from dtlab.errors import ArgumentError, DtlabError
 from dtlab.trace.analysis import Meetings, TimeUse, meetings, time_use
-from dtlab.trace.chrome import chrome_events, events_of
+from dtlab.trace.chrome import chrome_events
 from dtlab.trace.columns import (
     COLLECTIVE,
     RECV,
@@ -33,17 +33,19 @@ from dtlab.trace.columns import (
     Ints,
     columns_from_events,
 )
-from dtlab.trace.kineto import Part
 from dtlab.trace.lines import LineDifference, differing_lines
-from dtlab.trace.profiler import merge, part_of, parts_of
-from dtlab.trace.ray_tasks import task_events
-from dtlab.trace.reading.entries import is_rank
-from dtlab.trace.reading.files import File, PathType, read
-from dtlab.trace.reading.kernels import CommKernels
 from dtlab.trace.records import Records, columns_from_records
 from dtlab.trace.spans import SpanSink, set_span_sink, span
 
 __all__ = ["Event", "Records", "SpanSink", "Trace", "set_span_sink", "span"]
+
+
+StrPath = str | PathLike[str]
+
+
+def _readers() -> ModuleType:
+    """The readers of profilers' traces, which are loaded only when a trace is read."""
+    return importlib.import_module("dtlab.profiling.traces")
 
 
 class Events(Sequence[Event]):
@@ -124,7 +126,7 @@ class Trace:
     @classmethod
     def from_chrome(
         cls,
-        paths: PathType | Sequence[PathType] | Mapping[int, PathType],
+        paths: StrPath | Sequence[StrPath] | Mapping[int, StrPath],
         *,
         comm: Iterable[str] = (),
     ) -> Trace:
@@ -135,8 +137,8 @@ class Trace:
         traces, and of several cycles of the profiler one. A file of `to_chrome` is read back as it
         was. Files of GPU jobs and of CPU jobs (NCCL, RCCL, gloo) are accepted.
 
-        Kernels communicate if the profiler recorded their collective, or by their names
-        (`dtlab.trace.reading.kernels.LIBRARIES`): those of NCCL, DeepEP, vLLM, NVSHMEM and others.
+        Kernels communicate if the profiler recorded their collective, or by their names: those of
+        NCCL, DeepEP, vLLM, NVSHMEM and others (`dtlab.profiling.reading.kernels.LIBRARIES`).
         `comm` has regular expressions for the names of more such kernels, or operators of a CPU.
 
         An event whose times cannot be read is left out, and an argument that cannot be read is
@@ -155,16 +157,13 @@ class Trace:
         of several ranks, gloo's collectives have no group and are not matched.
 
         The ranks' clocks are aligned on the ends of collectives that all ranks leave together; see
-        `dtlab.trace.profiler.clock_offsets`. If a rank is missing, a warning says so, and the
+        `dtlab.profiling.profiler.clock_offsets`. If a rank is missing, a warning says so, and the
         collectives in which it takes part are not matched.
         Raises: DtlabError if a file is not such a trace, does not say its rank, has the same rank
         as another, several ranks, or comes from other steps.
         """
-        kernels = CommKernels(comm)
-        files = read(paths)
-        if len(files) == 1 and "dtlab" in files[0].content:
-            return cls._of_own(files[0])
-        return cls._of_parts(parts_of(files, kernels), kernels)
+        trace: Trace = _readers().of_files(paths, comm)
+        return trace
 
     @classmethod
     def from_profiler(cls, profiler: Any, *, comm: Iterable[str] = ()) -> Trace:
@@ -180,27 +179,7 @@ class Trace:
         is as in `from_chrome`.
         Raises: DtlabError if the profiler has not run or not stopped, or has recorded nothing.
         """
-        if isinstance(profiler, Sequence):
-            parts = [
-                replace(trace._part, events=list(trace.events))
-                for trace in profiler
-                if isinstance(trace, Trace) and trace._part is not None
-            ]
-            if len(parts) < len(profiler) or not parts:
-                raise ArgumentError(
-                    "from_profiler merges a list of the traces that it returned on each rank. "
-                    "This list has something else; from_chrome merges files."
-                )
-            return cls._of_parts(parts, CommKernels())
-        kernels = CommKernels(comm)
-        part = part_of(profiler, kernels)
-        part.notes += kernels.notes()
-        trace = cls(part.events, world_size=part.world_size)
-        first = min((event.start for event in part.events), default=0.0)
-        zero = None if part.zero is None else part.zero + round(first * 1e9)
-        trace._part = replace(part, zero=zero, events=[])
-        trace.notes = tuple(part.notes)
-        trace.without_kernels = (part.rank,) * part.lacks_kernels
+        trace: Trace = _readers().of_profiler(profiler, comm)
         return trace
 
     @classmethod
@@ -213,40 +192,7 @@ class Trace:
         task's arguments and stores its result. Ray collects the events about once a second.
         `since` leaves out what began earlier; it is a `time.time()`.
         """
-        events, names = task_events(timeline, since)
-        trace = cls(events, world_size=len(names))
-        trace.lane_names = tuple(names)
-        return trace
-
-    @classmethod
-    def _of_own(cls, file: File) -> Trace:
-        try:
-            about = file.content["dtlab"]
-            if not is_rank(about["world_size"]) or not isinstance(about["wire"], list | None):
-                raise ValueError(f"world_size {about['world_size']!r}, wire {about['wire']!r}")
-            events, notes = events_of(file.content["traceEvents"], file.label)
-            trace = cls(events, world_size=about["world_size"], wire=about["wire"])
-            trace.emulated = str(about["emulated"])
-            trace.lane_names = tuple(map(str, about.get("lane_names", ())))
-            trace.notes = (*map(str, about.get("notes", ())), *file.notes, *notes)
-            trace.without_kernels = tuple(map(int, about.get("without_kernels", ())))
-            trace.incomplete = tuple(map(int, about.get("incomplete", ())))
-            if file.incomplete:
-                trace.incomplete = tuple(range(trace.world_size))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DtlabError(f"{file.label} is not as to_chrome writes it: {error!r}.") from None
-        for note in [*file.notes, *notes]:
-            warnings.warn(note, stacklevel=3)
-        return trace
-
-    @classmethod
-    def _of_parts(cls, parts: Sequence[Part], kernels: CommKernels) -> Trace:
-        parts[0].notes += kernels.notes()
-        events, world_size, notes = merge(parts)
-        trace = cls(events, world_size=world_size)
-        trace.notes = tuple(dict.fromkeys(notes))
-        trace.without_kernels = tuple(sorted(part.rank for part in parts if part.lacks_kernels))
-        trace.incomplete = tuple(sorted(part.rank for part in parts if part.incomplete))
+        trace: Trace = _readers().of_ray(timeline, since)
         return trace
 
     @classmethod
@@ -276,7 +222,7 @@ class Trace:
         self.incomplete: tuple[int, ...] = ()
         self.hidden_bytes: int | None = None
         self.wire_pairs: dict[tuple[int, int], int] | None = None
-        self._part: Part | None = None  # of a profiler's trace of one rank, without its events
+        self.part: Any = None  # a `profiling.kineto.Part` without events, of one rank's profiler
         self._columns = columns
         self._wire = [*(wire or ()), *[None] * self.world_size][: self.world_size]
 
@@ -413,11 +359,11 @@ class Trace:
         part.incomplete = self.incomplete
         return part
 
-    def to_chrome(self, path: str | PathLike[str]) -> None:
+    def to_chrome(self, path: StrPath) -> None:
         """Write the trace as JSON for https://ui.perfetto.dev or chrome://tracing.
 
         The file has a process per rank, rows for compute and communication, and an arrow per
-        message. The key "dtlab" has what `chrome.events_of` needs to read the trace back.
+        message. The key "dtlab" has what `dtlab.profiling.own_files` needs to read the trace back.
         """
         entries = list(chrome_events(self._columns, self._meetings))
         about = {"world_size": self.world_size, "emulated": self.emulated, "wire": self._wire}

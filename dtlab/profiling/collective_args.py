@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from dtlab.trace.reading.entries import CALLS, MOST_ELEMENTS, is_count, is_rank
+from dtlab.profiling.reading.entries import CALLS, MOST_ELEMENTS, is_count, is_rank
 
 __all__ = [
     "Call", "Groups", "Op", "dtype_of", "elements_of", "find_calls", "is_call", "is_public",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dtlab.errors import DtlabError
-from dtlab.trace.reading.entries import Broken, category, in_words, is_rank
+from dtlab.profiling.reading.entries import Broken, category, in_words, is_rank
 
 __all__ = ["NO_OPERATIONS", "ONLY_STACKS", "File", "PathType", "files_in", "read", "read_file"]
 

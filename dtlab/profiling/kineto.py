@@ -27,7 +27,7 @@ from itertools import pairwise
 from typing import Any
 
 from dtlab.errors import DtlabError
-from dtlab.trace.collective_args import (
+from dtlab.profiling.collective_args import (
     Call,
     Groups,
     Op,
@@ -40,8 +40,7 @@ from dtlab.trace.collective_args import (
     peer_and_tag,
     public_name,
 )
-from dtlab.trace.columns import Event
-from dtlab.trace.reading.entries import (
+from dtlab.profiling.reading.entries import (
     CALLS,
     STEP,
     Contents,
@@ -50,8 +49,9 @@ from dtlab.trace.reading.entries import (
     clean,
     lacks_kernels,
 )
-from dtlab.trace.reading.files import NO_OPERATIONS, ONLY_STACKS
-from dtlab.trace.reading.kernels import NCCL, CommKernels, Spans, operation, pattern_of
+from dtlab.profiling.reading.files import NO_OPERATIONS, ONLY_STACKS
+from dtlab.profiling.reading.kernels import NCCL, CommKernels, Spans, operation, pattern_of
+from dtlab.trace.columns import Event
 
 __all__ = ["Part", "parse"]
 

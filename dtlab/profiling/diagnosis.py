@@ -19,9 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dtlab.trace.analysis import Meetings, meetings
-from dtlab.trace.columns import Columns, Floats, Ints
-from dtlab.trace.replay import (
+from dtlab.profiling.replay import (
     BORDER,
     COMPUTING,
     EXPOSED,
@@ -33,7 +31,7 @@ from dtlab.trace.replay import (
     segments,
     uses,
 )
-from dtlab.trace.report import (
+from dtlab.profiling.report import (
     NAMES,
     Cause,
     Diagnosis,
@@ -44,7 +42,9 @@ from dtlab.trace.report import (
     percent,
     secs,
 )
-from dtlab.trace.steps import find_steps, readable_steps
+from dtlab.profiling.steps import find_steps, readable_steps
+from dtlab.trace.analysis import Meetings, meetings
+from dtlab.trace.columns import Columns, Floats, Ints
 
 if TYPE_CHECKING:
     from dtlab.trace import Trace

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dtlab.trace.replay import COMPUTING, EXPOSED, INPUT, LAUNCH, OTHER, WAITING
+from dtlab.profiling.replay import COMPUTING, EXPOSED, INPUT, LAUNCH, OTHER, WAITING
 
 __all__ = [
     "NAMES",

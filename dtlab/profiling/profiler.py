@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dtlab.errors import ArgumentError, DtlabError
+from dtlab.profiling.kineto import Part, parse
+from dtlab.profiling.reading.entries import is_rank
+from dtlab.profiling.reading.files import File, read_file
+from dtlab.profiling.reading.kernels import CommKernels
 from dtlab.trace.columns import Event
-from dtlab.trace.kineto import Part, parse
-from dtlab.trace.reading.entries import is_rank
-from dtlab.trace.reading.files import File, read_file
-from dtlab.trace.reading.kernels import CommKernels
 
 __all__ = ["clock_offsets", "merge", "part_of", "parts_of"]
 
@@ -164,7 +164,7 @@ def merge(parts: Sequence[Part]) -> tuple[list[Event], int, list[str]]:
     difference = _first_difference(raw)
     notes = [note for part in ordered for note in part.notes]
     for note in notes + [difference] * bool(difference):
-        warnings.warn(note, stacklevel=4)
+        warnings.warn(note, stacklevel=5)
     world_size = max(part.world_size for part in ordered)
     missing = [str(rank) for rank in range(world_size) if rank not in by_rank]
     if missing:
@@ -172,7 +172,7 @@ def merge(parts: Sequence[Part]) -> tuple[list[Event], int, list[str]]:
         warnings.warn(
             f"There is no trace of rank {names}, of {world_size} ranks. Collectives with a "
             "missing rank are not matched: their time counts as communication, none as waiting.",
-            stacklevel=4,
+            stacklevel=5,
         )
     return events, world_size, notes + [difference] * bool(difference)
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from dtlab.profiling.replay import is_input
 from dtlab.trace.columns import COMPUTE, MARK, Columns, Floats, Ints
-from dtlab.trace.replay import is_input
 
 __all__ = ["find_steps", "readable_steps"]
 
