@@ -23,10 +23,10 @@ from torch.optim import SGD, Adam
 import dtlab
 from dtlab import collectives
 from dtlab.parallel.zero import Zero1, Zero2, Zero3
-from dtlab.parallel.zero.watch import MemoryWatch, at_stage
 from dtlab.predict.memory import model_states
 from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
+from dtlab.units.unit05.lesson import MemoryWatch, at_stage
 from tests.marks import first, retried
 from tests.staying import on_ranks
 

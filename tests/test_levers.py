@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 import dtlab
-from dtlab.parallel.data.levers import Job, Levers, _all_reduce, predicted_seconds, train
 from dtlab.predict import Cluster, Link
+from dtlab.units.unit09.emulated_job import _all_reduce, train
+from dtlab.units.unit09.levers import Job, Levers, predicted_seconds
 from tests.marks import first, retried
 from tests.staying import on_ranks
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from dtlab import collectives
 from dtlab.messages import AVG
+from dtlab.parallel.reduce_scatter import exchange_reduce_scatter
 from dtlab.parallel.zero import shards
 from dtlab.parallel.zero.shards import (
     FlatLayout,
     Transport,
     clip_sharded_grad_norm_,
-    exchange_reduce_scatter,
     in_memory_order,
     in_packs,
 )

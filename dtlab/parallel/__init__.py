@@ -8,6 +8,7 @@ context/     the tokens of a sequence are split over ranks, in attention too
 domain/      each rank has a tile of a field, such as an image or a grid of weather
 expert/      the experts of a layer are spread over ranks, and tokens travel to them
 server/      some ranks keep the parameters, the other ranks compute gradients
+reduce_scatter.py    sends no more than a ring on every backend
 mesh.py      arranges ranks along several axes, with one process group per axis
 job.py       one specification of a training job, which two back ends execute
 """

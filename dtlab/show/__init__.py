@@ -60,7 +60,6 @@ from dtlab.show.figures import (
     zero_stages,
 )
 from dtlab.show.guess import Guess, guess
-from dtlab.show.preflight import preflight
 from dtlab.show.widgets import (
     Explorer,
     Replay,
@@ -138,7 +137,6 @@ __all__ = [
     "plan_chart",
     "plan_table",
     "predicted_pipeline",
-    "preflight",
     "published_sweep",
     "replay",
     "replicas_over_time",

@@ -25,7 +25,7 @@ from dtlab.ranks.sandbox.isolation import AbsentModules
 __all__ = ["judges", "prepare"]
 
 _UNITS = "dtlab.units"
-HELPERS = ("unit07.budget.needs_of", "unit08.water.start_of")
+HELPERS = ("unit07.budget.needs_of", "unit08.water.start_of", "unit09.levers.predicted_seconds")
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 data_parallel.py    `NaiveDataParallel`, then `DataParallel`, which averages during backward
 buckets.py          buckets of gradients that share one all-reduce
 replicas.py         broadcasts the first rank's parameters, and compares those of all ranks
-levers.py           a job on an emulated cluster, and the settings that make its step fast or slow
 local_sgd.py        `LocalSGD`: ranks average their parameters every few steps
 """
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dtlab.parallel.zero.shards import in_packs, views
+from dtlab.torch_internals import copy_all
 
 __all__ = ["Bucket", "in_buckets"]
 
@@ -89,7 +90,7 @@ class Bucket:
             gradients.append(gradient.detach())
             parameter.grad = view
         if targets:
-            torch._foreach_copy_(targets, gradients)
+            copy_all(targets, gradients)
         self._gradients *= self._share
 
     def set_gradients(self, over_all: bool) -> None:

@@ -25,11 +25,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from dtlab.parallel.data.buckets import Bucket, in_buckets
 from dtlab.parallel.data.replicas import assert_replicas_equal, broadcast
+from dtlab.torch_internals import after_backward, backward_number, own_buffers
 from dtlab.training.compression import Compressor
 
 __all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal"]
@@ -51,7 +51,7 @@ class _Replica(nn.Module):
         self.world_size = dist.get_world_size(group)
         self._sync_enabled = True  # False inside `no_sync`
         self._sync_next_backward = False  # set by forward and by `average_next`
-        self._with_buffers = [submodule for submodule in module.modules() if submodule._buffers]
+        self._with_buffers = [submodule for submodule in module.modules() if own_buffers(submodule)]
         self._parameters_to_average()  # raises ValueError if there are none
         broadcast(module.parameters(), group)
         self._broadcast_buffers_from(0)
@@ -77,7 +77,7 @@ class _Replica(nn.Module):
 
     def _broadcast_buffers_from(self, source: int) -> None:
         # `module.buffers()` visits all modules, which takes 1 % of the step of a small model.
-        buffers = [buffer for module in self._with_buffers for buffer in module._buffers.values()]
+        buffers = [buffer for each in self._with_buffers for buffer in own_buffers(each).values()]
         broadcast((buffer for buffer in buffers if buffer is not None), self.group, source)
 
     @contextlib.contextmanager
@@ -194,7 +194,7 @@ class DataParallel(_Replica, Joinable):
         def arrived(_: Tensor) -> None:
             if not self._sync_next_backward:
                 return
-            backward_id = torch._C._current_graph_task_id()
+            backward_id = backward_number()
             if backward_id != self._backward_id:
                 self._begin(backward_id)
             bucket.mark_arrived(index)
@@ -210,7 +210,7 @@ class DataParallel(_Replica, Joinable):
         self._backward_id, self._next = backward_id, 0
         for bucket in self._buckets:
             bucket.reset()
-        Variable._execution_engine.queue_callback(lambda: self._finish(backward_id))
+        after_backward(lambda: self._finish(backward_id))
 
     def _reduce_full_buckets(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].full:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlab.errors import DtlabError
+from dtlab.torch_internals import is_batch_norm
 from dtlab.trace import Records, Trace
 from dtlab.trace.lines import hint_of_lines
 from dtlab.trace.spans import span_sink
@@ -105,7 +106,7 @@ def _batch_statistics(module: nn.Module) -> set[str]:
     return {
         f"{name}.{buffer}".lstrip(".")
         for name, each in module.named_modules()
-        if isinstance(each, nn.modules.batchnorm._BatchNorm)
+        if is_batch_norm(each)
         and each.training
         and not isinstance(each, nn.SyncBatchNorm)
         for buffer in ("running_mean", "running_var")

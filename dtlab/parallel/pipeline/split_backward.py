@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+
+from dtlab.torch_internals import run_backward
 
 __all__ = ["Halves", "NaiveHalves"]
 
@@ -108,18 +109,10 @@ class Halves(NaiveHalves):
         super().weights()
 
 
-# `torch.autograd.backward` and `grad`, which call this engine, import sympy to compare the shapes
-# of the gradients passed in. That takes two seconds on a fresh rank, and the engine compares them
-# anyway.
-
-
 def _accumulate(ends: Sequence[GradientEdge], gradients: Sequence[Tensor]) -> None:
     """Add gradients to `.grad` of everything that `ends` depend on, given the ends' gradients."""
     if ends:
-        Variable._execution_engine.run_backward(
-            tuple(ends), tuple(gradients), False, False, (),
-            allow_unreachable=True, accumulate_grad=True,
-        )  # fmt: skip
+        run_backward(ends, gradients)
 
 
 def _gradients(
@@ -132,11 +125,7 @@ def _gradients(
 
     `ends` are the graph edges at which backward starts, and `gradients` are their gradients.
     """
-    computed: Gradients = Variable._execution_engine.run_backward(
-        tuple(ends), tuple(gradients), keep_graph, False, tuple(wanted),
-        allow_unreachable=True, accumulate_grad=False,
-    )  # fmt: skip
-    return computed
+    return run_backward(ends, gradients, wanted, keep_graph=keep_graph)
 
 
 class _Exit(NamedTuple):

@@ -46,6 +46,7 @@ from dtlab.parallel.tensor.regions import (
     start_reduce_scatter,
 )
 from dtlab.parallel.tensor.sequence import check_tokens
+from dtlab.torch_internals import own_parameters
 from dtlab.training.held import Share
 
 __all__ = [
@@ -152,7 +153,7 @@ class ShardedLayer(nn.Module):
                     f"{name}, which has {min(split.sizes)} elements: some ranks would have none. "
                     "Use a smaller group."
                 )
-        for name, whole in dense._parameters.items():
+        for name, whole in own_parameters(dense).items():
             if whole is None:  # a layer without bias
                 self.register_parameter(name, None)
                 continue

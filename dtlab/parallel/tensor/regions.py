@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dtlab.messages import Group
-from dtlab.parallel.zero.shards import best_reduce_scatter
+from dtlab.parallel.reduce_scatter import best_reduce_scatter
 
 __all__ = [
     "copy_to_region",

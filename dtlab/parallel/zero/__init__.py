@@ -6,9 +6,9 @@ optimizers.py           `Zero1`, `Zero2`: each rank steps its shard of the param
   state.py                optimizer state, saved by N ranks and loaded by M ranks
 fully_sharded.py        `Zero3`: also divides parameters, and gathers them block by block
   sharded_block.py        gathers and frees the parameters of a block, and reduces its gradients
-  sharded_module.py       a module made of blocks: optimizers, clipping, state
+  sharded_module.py       a module made of blocks: optimizers, clipping
+  module_state.py         its parameters and optimizer state, saved by N ranks, loaded by M ranks
   wrap_policy.py          which submodules become blocks
-watch.py                a model at any ZeRO stage, and the bytes that a rank holds during a step
 shards.py               flat tensors divided evenly among ranks, and the collectives on them
 """
 

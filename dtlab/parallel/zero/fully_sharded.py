@@ -38,15 +38,19 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.distributed import ProcessGroup
-from torch.utils._pytree import tree_map
 
 from dtlab.parallel.zero.sharded_block import FlatShard, ShardedBlock
 from dtlab.parallel.zero.sharded_module import ShardedModule
 from dtlab.parallel.zero.shards import Collective
 from dtlab.parallel.zero.wrap_policy import Blocks
+from dtlab.torch_internals import (
+    after_backward,
+    backward_number,
+    has_saved_tensors_hooks,
+    tree_map,
+)
 
 __all__ = [
     "CallOrder",
@@ -259,8 +263,8 @@ class Zero3(ShardedModule):
     def _before_backward(self, block: ShardedBlock, call: _Call, _: Any) -> None:
         """Hook: the gradient of an output is ready, so this block's backward is next."""
         if self._backward_id == -1:
-            self._backward_id = torch._C._current_graph_task_id()
-            Variable._execution_engine.queue_callback(self._end_backward)
+            self._backward_id = backward_number()
+            after_backward(self._end_backward)
             self._call_order.reverse()
         block.start_gather()
         self._in_backward_call.setdefault(block, set()).add(call)
@@ -381,7 +385,7 @@ class CallOrder:
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward pass on this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_number() != -1
 
 
 def is_recomputing() -> bool:
@@ -389,9 +393,8 @@ def is_recomputing() -> bool:
 
     A checkpoint with use_reentrant=True does not count: autograd sees an ordinary forward pass.
     """
-    # A checkpoint sets hooks on saved tensors while it recomputes. True: ignore_is_tracing.
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return in_backward() and hooks is not None
+    # A checkpoint sets hooks on saved tensors while it recomputes.
+    return in_backward() and has_saved_tensors_hooks()
 
 
 def cast(dtype: torch.dtype, value: Any) -> Any:

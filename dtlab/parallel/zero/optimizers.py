@@ -32,11 +32,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 
 from dtlab.parallel.zero.buckets import ShardedBucket
 from dtlab.parallel.zero.sharded_optimizer import ShardedOptimizer, all_of
 from dtlab.parallel.zero.shards import clip_sharded_grad_norm_
+from dtlab.torch_internals import after_backward, backward_number, gradient_hooks
 from dtlab.training.metrics import device_of
 
 __all__ = ["Zero1", "Zero2"]
@@ -280,10 +280,10 @@ class Zero2(Zero1):
                 return
             if bucket.reduce_started:  # in a reentrant checkpoint's pass inside this pass
                 self._reduce()
-            backward_id = torch._C._current_graph_task_id()
+            backward_id = backward_number()
             if backward_id != self._backward_id:
                 self._backward_id = backward_id
-                Variable._execution_engine.queue_callback(self._finish)
+                after_backward(self._finish)
             bucket.mark_arrived(index)
             if self._fill_order is not None and bucket.full:
                 self._fill_order.append(self._queue.index(bucket))
@@ -348,8 +348,7 @@ def _check_no_other_hooks(parameters: Sequence[Tensor]) -> None:
     """Raise ValueError if DataParallel or another Zero2 already has hooks on the gradients."""
     ours = ("dtlab.parallel.data.data_parallel", __name__)
     for parameter in parameters:
-        hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-        if any(hook.__module__ in ours for hook in hooks.values()):
+        if any(hook.__module__ in ours for hook in gradient_hooks(parameter)):
             raise ValueError(
                 f"the gradient of a parameter of shape {tuple(parameter.shape)} is already "
                 "reduced by DataParallel or another Zero2. Give Zero2 the parameters of a plain "

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from dtlab.parallel.zero.shards import FlatLayout, Piece, Transport, Wait, in_memory_order
 from dtlab.parallel.zero.wrap_policy import Owned
+from dtlab.torch_internals import own_parameters
 
 __all__ = ["FlatShard", "ShardedBlock", "ShardedGradients"]
 
@@ -290,7 +291,7 @@ class ShardedBlock:
 
 def _set(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     if type(module).__setattr__ is nn.Module.__setattr__:
-        module._parameters[name] = parameter  # skip the checks: this runs at every call
+        own_parameters(module)[name] = parameter  # skip the checks: this runs at every call
     else:
         setattr(module, name, parameter)
 

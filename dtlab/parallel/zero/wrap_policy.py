@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from dtlab.torch_internals import own_parameters
+
 __all__ = ["Blocks", "Owned", "ownership"]
 
 Blocks = type[nn.Module] | Callable[[nn.Module], bool] | Sequence[nn.Module] | None
@@ -41,7 +43,7 @@ def ownership(module: nn.Module, blocks: Blocks) -> dict[nn.Module, list[Owned]]
     owned: dict[nn.Parameter, Owned] = {}
     around: dict[nn.Parameter, list[nn.Module]] = {}
     for chain, owner in _walk(module, [module], chosen):
-        for name, parameter in owner._parameters.items():
+        for name, parameter in own_parameters(owner).items():
             if parameter is None:
                 continue
             entry = owned.setdefault(parameter, Owned(parameter))

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab import torch_internals
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.nets import Net
@@ -36,6 +37,7 @@ __all__ = ["FINISHED", "LARGE", "LargeBlocks", "OnBlock", "OnLargeBlock", "alike
 FINISHED = (  # library modules that have the functions that learners write in this unit
     "dtlab.simple",
     "dtlab.parallel.data.data_parallel",
+    "dtlab.parallel.reduce_scatter",
     "dtlab.parallel.zero.optimizers",
     "dtlab.parallel.zero.fully_sharded",
     "dtlab.parallel.zero.sharded_block",
@@ -44,7 +46,7 @@ FINISHED = (  # library modules that have the functions that learners write in t
     "torch.nn.parallel.distributed",
     "torch.distributed.optim.zero_redundancy_optimizer",
     "torch.distributed.fsdp.fully_sharded_data_parallel",
-    "torch.distributed.fsdp._fully_shard._fully_shard",
+    torch_internals.FULLY_SHARD,
 )
 LARGE = Net("chain", (64, 96, 64), "a block of 49,280 bytes")  # large enough to measure bytes
 

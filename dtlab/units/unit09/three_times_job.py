@@ -33,7 +33,7 @@ from dtlab.checks.questions.quantities import plain, short
 from dtlab.checks.questions.shapes import kind_in_words
 from dtlab.checks.report import Criterion
 from dtlab.predict import Cluster, Link
-from dtlab.predict.plan.levers import Job, Levers, predicted_seconds
+from dtlab.units.unit09.levers import Job, Levers, predicted_seconds
 
 __all__ = ["GOAL", "NAMES", "PART", "Setting", "best_values", "first_lever", "measured_seconds",
            "read_levers"]  # fmt: skip
@@ -155,7 +155,7 @@ def _drawn(seed: int) -> Setting:
 def _steps(job: Mapping[str, Any], levers: Mapping[str, Any]) -> list[float]:
     """Runs on every rank: the seconds of some steps."""
     import dtlab
-    from dtlab.parallel.data.levers import train
+    from dtlab.units.unit09.emulated_job import train
 
     return train(Job(**job), Levers(**levers), dtlab.compute, _STEPS)
 

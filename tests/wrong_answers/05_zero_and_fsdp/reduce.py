@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from dtlab.collectives import ring_reduce_scatter
-from dtlab.parallel.zero.shards import exchange_reduce_scatter
+from dtlab.parallel.reduce_scatter import exchange_reduce_scatter
 
 
 def end_to_end(block, piece):

@@ -10,7 +10,7 @@ factor, so that a message takes as long as in the job:
     cluster = job.on(Cluster(nodes=8, gpus_per_node=1), slowdown=10)
     run = dtlab.launch(train, job, levers, dtlab.compute, cluster=cluster)
     min(run.values[0]) / cluster.slowdown        # seconds of a step, measured
-    predicted_seconds(job, levers, cluster)      # by the formulas
+    predicted_seconds(job, levers, cluster)      # by the formulas in `levers.py`
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from dtlab.parallel.data.data_parallel import DataParallel
-from dtlab.predict.plan.levers import Job, Levers, exposed_seconds, predicted_seconds
 from dtlab.trace import span
+from dtlab.units.unit09.levers import Job, Levers
 
-__all__ = ["Job", "Levers", "exposed_seconds", "predicted_seconds", "train"]
+__all__ = ["train"]
 
 Compute = Callable[[float], None]
 

@@ -3,7 +3,7 @@
     step   input | forward | backward | input | forward | backward ──┐                 | optimizer
            └────── microbatch 1 ──────┘                 buckets: all-reduce ─ all-reduce ┘
 
-`parallel/data/levers.py` runs the same job on an emulated cluster.
+`emulated_job.py` runs the same job on an emulated cluster.
 """
 
 from __future__ import annotations
