@@ -1,7 +1,7 @@
 """Right answers that are written differently and handed in as notebooks: all get all points.
 
 An assignment of each unit has those parts that ask for a function, and of which three right
-answers are known; three students hand in one each, and `dtlab grade` judges them behind walls.
+answers are known; three students hand in one each, and `dtlab grade` judges them in the sandbox.
 """
 
 from __future__ import annotations

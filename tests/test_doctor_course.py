@@ -22,7 +22,7 @@ from dtlab.errors import LaunchError
 from dtlab.ranks.launch import inplace
 from dtlab.ranks.launch import launcher as launch
 from tests.doctoring import only
-from tests.test_walls_without_root import WALLS
+from tests.test_isolation_without_root import KINDS
 
 OLDER = "282d30a0218e"  # of nbgrader/alembic/versions: assignments know of no course
 VERSIONS = "\n".join(path.read_text() for path in Path(dbutil.ALEMBIC_DIR).glob("versions/*.py"))
@@ -192,16 +192,16 @@ def test_a_full_disk(free: float, status: str, monkeypatch: pytest.MonkeyPatch) 
     assert told.mend.startswith("du ")
 
 
-def test_walls_that_the_sandbox_lacks() -> None:
-    assert course.walls_of([]).status == "ok"
+def test_isolation_that_the_sandbox_lacks() -> None:
+    assert course.isolation_of([]).status == "ok"
     files = "files ([Errno 1] unshare: Operation not permitted)"
-    told = course.walls_of([files, "another user (only root can)"])
+    told = course.isolation_of([files, "another user (only root can)"])
     assert (told.status, list(told.value["missing"])) == ("note", ["files", "another user"])
     assert told.value["missing"]["files"] == "[Errno 1] unshare: Operation not permitted"
     words = "another user: learners' code runs as you; files: it can read and change your files"
     assert words in told.message
-    for wall in WALLS:
-        assert f" {wall}: " in course.walls_of([f"{wall} (reason)"]).message
+    for kind in KINDS:
+        assert f" {kind}: " in course.isolation_of([f"{kind} (reason)"]).message
 
 
 def test_the_sandbox_is_checked_only_where_somebody_can_grade() -> None:

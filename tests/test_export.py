@@ -21,7 +21,7 @@ from traitlets.log import get_logger
 
 from dtlab.checks.report import Criterion
 from dtlab.classroom import verdicts
-from dtlab.classroom.export import Canvas, Moodle, Plain, Table, harmless, number
+from dtlab.classroom.export import Canvas, Moodle, Plain, Table, number, safe_text
 from dtlab.classroom.judging.judge import PartVerdict
 from dtlab.classroom.settings import begin_course, course_directory
 from dtlab.errors import DtlabError
@@ -236,7 +236,7 @@ def test_no_cell_begins_a_formula(course: Path, kind: type[Table]) -> None:
     ],
 )
 def test_a_text_becomes_no_formula(text: str | None, shown: str) -> None:
-    assert harmless(text) == shown
+    assert safe_text(text) == shown
 
 
 @pytest.mark.parametrize(

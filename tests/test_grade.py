@@ -541,7 +541,7 @@ class Running:
         return self.process.stdout.readline()
 
     def look(self) -> None:
-        """Waits until something runs behind walls; notes who is there."""
+        """Waits until something runs in the sandbox; notes who is there."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             self.below = psutil.Process(self.process.pid).children(recursive=True)

@@ -96,7 +96,7 @@ def test_judges_change_the_state_of_the_process_in_their_turns_only(
 ) -> None:
     """Judges of these two parts train, also to find out which trials show a mistake."""
     keep_path(monkeypatch)
-    judge._absent_of.cache_clear()
+    judge._hidden_modules_of.cache_clear()
     outcomes = graded(tmp_path / "course", "00", 2, "00/cure,00/train_within")
     assert out_of_turn == set()
     assert lost(outcomes) == []

@@ -33,7 +33,7 @@ from tests.wrong_answers import report_on
 FEWEST = 100  # entries of the catalogue
 NO_FILE = next(entry for entry in CATALOGUE if entry.name == "no file")
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="walls are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
 
 @pytest.fixture(scope="module")

@@ -71,10 +71,10 @@ def test_text_is_cut_at_columns() -> None:
 
 
 def test_the_summary_tells_each_thing_once() -> None:
-    wall = "another user (only root can become one)"
+    kind = "another user (only root can become one)"
     moved = "The cell 'step-check' stood above the answer, and was moved below it."
     class_ = [
-        Outcome(f"s{n}", record(notes=(moved,), missing=(wall, f"files ({n})")), record())
+        Outcome(f"s{n}", record(notes=(moved,), missing=(kind, f"files ({n})")), record())
         for n in range(7)
     ]
     class_ += [

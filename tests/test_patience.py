@@ -11,7 +11,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from dtlab.classroom.judging.cells import Limits
 from dtlab.classroom.judging.judge import judge
 from dtlab.ranks.launch.client import Server
-from tests.behind_walls import needs_root
+from tests.sandboxed import needs_root
 
 pytestmark = [needs_root, pytest.mark.slow]
 

@@ -1,4 +1,4 @@
-"""Plain data: what comes back is what was sent, and bytes from strangers run nothing."""
+"""Plain data: what comes back is what was sent, and untrusted bytes run nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlab.ranks.plain import NotPlain, Opaque, Sealed, decode, encode
+from dtlab.ranks.plain import NotPlain, Opaque, PickledFunction, decode, encode
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(),
@@ -59,15 +59,16 @@ def test_arrays_and_their_numbers_come_back() -> None:
     assert type(half) is float and half == 0.5
 
 
-def test_what_is_no_plain_data_may_be_sealed() -> None:
-    def seal(value: object) -> Sealed | Opaque:
-        return Sealed(b"bytes", (b"more",)) if callable(value) else Opaque(type(value).__name__)
+def test_what_is_no_plain_data_may_be_converted() -> None:
+    def convert(value: object) -> PickledFunction | Opaque:
+        function = PickledFunction(b"bytes", (b"more",))
+        return function if callable(value) else Opaque(type(value).__name__)
 
-    assert decode(encode({"a": (print, [object()])}, seal)) == {
-        "a": (Sealed(b"bytes", (b"more",)), [Opaque("object")])
+    assert decode(encode({"a": (print, [object()])}, convert)) == {
+        "a": (PickledFunction(b"bytes", (b"more",)), [Opaque("object")])
     }
     with pytest.raises(TypeError, match="called only on a rank"):
-        Sealed(b"")()
+        PickledFunction(b"")()
 
 
 @pytest.mark.parametrize("value", [object(), print, {1: 2}.items(), 2**70, np.array([object()])])
@@ -98,7 +99,7 @@ def _tensor_of(dtype: object, shape: object, raw: bytes) -> bytes:
         msgpack.packb(msgpack.ExtType(9, b"")),
     ],
 )
-def test_bytes_of_strangers_are_refused(data: bytes) -> None:
+def test_untrusted_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(NotPlain):
         decode(data)
 

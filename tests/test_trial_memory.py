@@ -1,4 +1,4 @@
-"""A trial limits the memory of its ranks, on a learner's machine and behind walls."""
+"""A trial limits the memory of its ranks, on a learner's machine and in the sandbox."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 
 from dtlab.checks.functions.bench import HERE, Bench
 from dtlab.checks.functions.trials import Recording, Trial
-from dtlab.classroom.judging.isolated import WalledBench
+from dtlab.classroom.judging.isolated import IsolatedBench
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.isolation import Walls
-from tests.behind_walls import MEMORY, USERS, needs_root, server  # noqa: F401
+from dtlab.ranks.sandbox.isolation import Isolation
+from tests.sandboxed import MEMORY, USERS, needs_root, server  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -31,8 +31,8 @@ def test_more_memory_than_a_trial_allows_is_refused() -> None:
 
 
 @needs_root
-def test_it_is_refused_behind_walls_too(server: Server) -> None:  # noqa: F811
-    bench = WalledBench(server, Walls(user=USERS, memory=MEMORY), None)
+def test_it_is_refused_in_the_sandbox_too(server: Server) -> None:  # noqa: F811
+    bench = IsolatedBench(server, Isolation(user=USERS, memory=MEMORY), None)
     try:
         assert kinds(bench) == [None, "memory"]
     finally:

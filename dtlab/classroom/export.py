@@ -27,7 +27,7 @@ from traitlets import Bool, Enum, Unicode
 from dtlab.classroom import verdicts
 from dtlab.errors import DtlabError
 
-__all__ = ["Canvas", "Moodle", "Plain", "Row", "Table", "harmless", "number", "submission_of"]
+__all__ = ["Canvas", "Moodle", "Plain", "Row", "Table", "number", "safe_text", "submission_of"]
 
 _CALL = re.compile(r"""dtlab\.check\(\s*["']([^"']+)""")
 # Canvas treats columns with these words as its own totals, and ignores them.
@@ -41,7 +41,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _FORMULA = re.compile(r"(^|;)(\s*)(?=[=+\-@＝＋－＠])")
 
 
-def harmless(text: object) -> str:
+def safe_text(text: object) -> str:
     """Makes a text safe for a cell: one line, and not a formula in a spreadsheet.
 
     Puts an apostrophe before text that would begin a formula, even after a semicolon, where
@@ -112,7 +112,7 @@ class Table(ExportPlugin):  # type: ignore[misc]
 
     def identifier(self, text: str | None) -> str:
         """Returns a student's identifier for a platform; warns if it had to be changed."""
-        safe = harmless(text)
+        safe = safe_text(text)
         if safe != (text or ""):
             self.log.warning(
                 "%r could be a formula in a spreadsheet; it was written as %r, which the "
@@ -155,7 +155,7 @@ class Canvas(Table):
                 self.log.warning(
                     "Canvas ignores %s, since it treats it as a total", assignment.name
                 )
-        names = (harmless(assignment.name) for assignment in assignments)
+        names = (safe_text(assignment.name) for assignment in assignments)
         yield ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]
         yield [
             "    Points Possible",
@@ -166,7 +166,7 @@ class Canvas(Table):
             full = ", ".join(filter(None, (student.last_name, student.first_name))) or student.id
             ids = [self.identifier(student.lms_user_id), "", self.identifier(student.id)]
             points = self.points(gradebook, assignments, student)
-            yield [harmless(full), *ids, harmless(self.section), *points]
+            yield [safe_text(full), *ids, safe_text(self.section), *points]
 
 
 class Moodle(Table):
@@ -194,7 +194,7 @@ class Moodle(Table):
         title = titles.get(by, "Username")
         self.log.info("In Moodle: identify users by the column %s, mapped to %s", title, by)
         columns = [
-            harmless(name) for assignment in assignments for name in self._columns(assignment)
+            safe_text(name) for assignment in assignments for name in self._columns(assignment)
         ]
         yield [title, "First name", "Last name", *columns]
         for student in students:
@@ -202,7 +202,7 @@ class Moodle(Table):
             if not known:
                 self.log.warning("%s has no %s here and is left out", student.id, title)
                 continue
-            names = [harmless(student.first_name), harmless(student.last_name)]
+            names = [safe_text(student.first_name), safe_text(student.last_name)]
             yield [self.identifier(known), *names, *self._cells(gradebook, assignments, student)]
 
     def _columns(self, assignment: Assignment) -> list[str]:
@@ -216,7 +216,7 @@ class Moodle(Table):
             yield earned
             if self.feedback:
                 submission = submission_of(gradebook, assignment, student)
-                yield harmless(_in_words(submission)) if submission else ""
+                yield safe_text(_in_words(submission)) if submission else ""
 
 
 class Plain(Table):
@@ -239,7 +239,7 @@ class Plain(Table):
                 parts += self._parts(submission) if submission else ()
         criteria = list(dict.fromkeys(name for _, earned in parts for name in earned))
         titles = list(parts[0][0]) if parts else ["assignment", "notebook", "part", "student_id"]
-        yield [*titles, *(f"criterion: {harmless(name)}" for name in criteria)]
+        yield [*titles, *(f"criterion: {safe_text(name)}" for name in criteria)]
         for facts, earned in parts:
             yield [*facts.values(), *(earned.get(name, "") for name in criteria)]
 
@@ -261,7 +261,7 @@ class Plain(Table):
                 earned = {
                     entry.name: number(entry.earned) for entry in criteria.get(grade.name, ())
                 }
-                yield {title: harmless(fact) for title, fact in facts.items()}, earned
+                yield {title: safe_text(fact) for title, fact in facts.items()}, earned
 
 
 def _person(student: Student) -> dict[str, str]:

@@ -86,11 +86,11 @@ def summary(outcomes: Iterable[Outcome], folder: str, width: int | None) -> Iter
     )
     yield ""
     yield ", ".join(f"{number} {status}" for status, number in sorted(count.items())) + "."
-    walls = {  # the reason may name a process, which differs between submissions
-        wall.partition(" (")[0]: wall
+    missing = {  # the reason may name a process, which differs between submissions
+        kind.partition(" (")[0]: kind
         for outcome in graded
         if outcome.record
-        for wall in outcome.record.missing
+        for kind in outcome.record.missing
     }
     for title, lines in (
         ("Late:", [_late(outcome.student, *outcome.late) for outcome in outcomes if outcome.late]),
@@ -106,8 +106,8 @@ def summary(outcomes: Iterable[Outcome], folder: str, width: int | None) -> Iter
         ),
         ("To be graded by hand, in formgrader (no points are lost by it):", _waiting(outcomes)),
         (
-            "Sandbox walls that this system does not support, so code can pass them:",
-            [*walls.values()],
+            "Isolation that this system does not support, so code was not confined by it:",
+            [*missing.values()],
         ),
         (
             "Not graded:",

@@ -8,7 +8,7 @@ read the gradebook. Therefore:
     Markdown            is rendered, and the HTML is sanitised
     everything else     raw cells become text; widget state and metadata are removed
 
-`settings.configure` puts `Harmless` and `markdown_to_html` into nbconvert's `HTMLExporter`, which
+`settings.configure` puts `Sanitiser` and `markdown_to_html` into nbconvert's `HTMLExporter`, which
 both formgrader and `nbgrader generate_feedback` use. The HTML is sanitised by nh3.
 """
 
@@ -31,7 +31,7 @@ from nbformat import NotebookNode
 
 from dtlab.checks.functions.defences import Defence
 
-__all__ = ["Harmless", "harmless_html", "markdown_to_html", "safe_data"]
+__all__ = ["Sanitiser", "markdown_to_html", "safe_data", "safe_html"]
 
 _RASTER = {"image/png": b"\x89PNG", "image/jpeg": b"\xff\xd8\xff"}  # first bytes of such a file
 _IMAGE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*")
@@ -60,7 +60,7 @@ _STYLES = {
 }
 
 
-def harmless_html(text: str) -> str:
+def safe_html(text: str) -> str:
     """Removes scripts, event handlers, frames, forms, and references to external files from HTML.
 
     Keeps text, tables, lists, links to the web, and embedded images.
@@ -118,7 +118,7 @@ def markdown_to_html(context: Context, source: str) -> str:
     renderer = IPythonRenderer(
         escape=False, attachments=cell.get("attachments", {}), exclude_anchor_links=True
     )
-    text = harmless_html(MarkdownWithMath(renderer=renderer).render(source))
+    text = safe_html(MarkdownWithMath(renderer=renderer).render(source))
     in_formgrader = "submission_id" in context.get("resources", {})
     return _rubric(cell.get("metadata", {}).get("nbgrader", {})) + text if in_formgrader else text
 
@@ -135,7 +135,7 @@ def _rubric(role: Mapping[str, Any]) -> str:
     return ""
 
 
-class Harmless(Preprocessor):  # type: ignore[misc]
+class Sanitiser(Preprocessor):  # type: ignore[misc]
     """A preprocessor of nbconvert that makes a graded notebook safe to show in a browser."""
 
     def preprocess(
@@ -166,7 +166,7 @@ def _safe_output(output: NotebookNode) -> NotebookNode:
         markup = output.data.get("text/html")
         output.data = NotebookNode(safe_data(output.data))
         if isinstance(markup, str):
-            output.data["text/html"] = harmless_html(markup)
+            output.data["text/html"] = safe_html(markup)
         output.metadata = NotebookNode()
     if output.output_type == "stream":
         output.name = "stderr" if output.get("name") == "stderr" else "stdout"

@@ -82,7 +82,7 @@ def configure(c: Config, root: Path | str, course_id: str = "") -> None:
         judged, Autograde.autograde_preprocessors.default()
     )
     # Learners' notebooks are shown to others without scripts.
-    c.HTMLExporter.preprocessors = [sanitised.Harmless]
+    c.HTMLExporter.preprocessors = [sanitised.Sanitiser]
     c.HTMLExporter.filters = {"markdown2html": sanitised.markdown_to_html}
     _escape_names_in_formgrader()
     for step in (Autograde, GenerateFeedback):

@@ -22,7 +22,7 @@ AREA = "course"
 CONFIG = "nbgrader_config.py"
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 0.2e9  # bytes: outputs of a class; a notebook and its backup
 _DATABASE_LIMIT = 5.0  # seconds to wait for another process that writes to the database
-_WITHOUT = {  # walls of the sandbox, and what is lost without them
+_WITHOUT = {  # kinds of isolation in the sandbox, and what is lost without them
     "another user": "learners' code runs as you",
     "files": "it can read and change your files",
     "processes": "it can see and end your processes",
@@ -96,25 +96,28 @@ def settings(visit: Visit) -> Iterator[Finding]:
 
 
 def sandbox(visit: Visit) -> Iterator[Finding]:
-    """Check which walls the sandbox of `dtlab grade` has here; only grading needs them."""
+    """Check which isolation the sandbox of `dtlab grade` has here; only grading needs it."""
     if "trouble" in visit.nbgrader:
         return  # no classes are graded on this machine
     from dtlab.ranks.launch.client import SERVER
-    from dtlab.ranks.sandbox.isolation import Walls
-    from dtlab.ranks.sandbox.sandbox import Enclosure, first_user
+    from dtlab.ranks.sandbox.isolation import Isolation
+    from dtlab.ranks.sandbox.sandbox import Sandbox, first_user
 
-    with Enclosure(SERVER, Walls(user=first_user(0))) as enclosure:
-        yield walls_of(enclosure.missing)
+    with Sandbox(SERVER, Isolation(user=first_user(0))) as started:
+        yield isolation_of(started.missing)
 
 
-def walls_of(missing: Sequence[str]) -> Finding:
-    """Return the finding for a sandbox without these walls, such as "files (not permitted)"."""
-    reasons = {name: reason for name, _, reason in (wall.partition(" (") for wall in missing)}
+def isolation_of(missing: Sequence[str]) -> Finding:
+    """Return the finding for a sandbox that lacks these kinds of isolation.
+
+    Each has its reason: "files (not permitted)".
+    """
+    reasons = {name: reason for name, _, reason in (kind.partition(" (") for kind in missing)}
     value = {"missing": {name: reason.removesuffix(")") for name, reason in reasons.items()}}
     if not missing:
         return ok(AREA, "sandbox", "complete: submissions can be graded safely", **value)
     lost = "; ".join(f"{name}: {what}" for name, what in _WITHOUT.items() if name in reasons)
-    message = f"dtlab grade isolates submissions only in part here. Missing walls: {lost}. To "
+    message = f"dtlab grade isolates submissions only in part here. Missing isolation: {lost}. To "
     message += "grade code that you do not trust, use a machine on which you are root"
     return note(AREA, "sandbox", message, **value)
 

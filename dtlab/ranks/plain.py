@@ -3,7 +3,7 @@
 Loading a pickle runs code that its writer chose, so pickles from a rank are loaded only if the
 rank runs the reader's own code. A grader receives values from graded code in this form instead:
 MessagePack, in which a tensor is its dtype, its shape and its bytes. A function stays a pickle
-that is not loaded ("sealed"); only ranks load it.
+that is not loaded (`PickledFunction`); only ranks load it.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import msgpack
 import numpy as np
 
-__all__ = ["NotPlain", "Opaque", "Sealed", "decode", "encode", "is_modest"]
+__all__ = ["NotPlain", "Opaque", "PickledFunction", "decode", "encode", "is_modest"]
 
 MOST_PIECES, MOST_DEPTH = 100_000, 20  # characters and values, and layers, of a modest value
 
-_TENSOR, _ARRAY, _TUPLE, _SET, _SEALED, _OPAQUE = range(1, 7)  # MessagePack's extension types
+_TENSOR, _ARRAY, _TUPLE, _SET, _FUNCTION, _OPAQUE = range(1, 7)  # MessagePack's extension types
 _KINDS: tuple[type[Any], ...] = (int, float, str, bytes, dict, list)
 _ARRAY_KINDS = "biufc"  # kinds of NumPy dtypes: no objects, no text, no dates
 _TEXT = {"unicode_errors": "surrogatepass"}  # file names may hold surrogates
@@ -31,7 +31,7 @@ class NotPlain(ValueError):
 
 
 @dataclass(frozen=True)
-class Sealed:
+class PickledFunction:
     """A function as a pickle that has not been loaded; only ranks load untrusted pickles."""
 
     pickled: bytes
@@ -39,7 +39,7 @@ class Sealed:
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """Raise TypeError: only a rank can load and call the function."""
-        raise TypeError("a sealed function can be called only on a rank, which unpickles it")
+        raise TypeError("a pickled function can be called only on a rank, which unpickles it")
 
 
 @dataclass(frozen=True)
@@ -49,21 +49,23 @@ class Opaque:
     type_name: str
 
 
-def encode(value: Any, seal: Callable[[Any], Sealed | Opaque] | None = None) -> bytes:
+def encode(
+    value: Any, convert: Callable[[Any], PickledFunction | Opaque] | None = None
+) -> bytes:
     """Encode None, numbers, bool, str, bytes, tensors, arrays, and collections of these.
 
-    Collections are lists, tuples, dicts and sets. `seal` converts any other object; without
-    `seal`, `NotPlain` is raised for other objects. A tensor of any device and
-    layout decodes to a dense tensor on the CPU, and a NumPy number to a Python number.
+    Collections are lists, tuples, dicts and sets. `convert` converts any other object; without
+    it, other objects raise `NotPlain`. A tensor of any device and layout decodes to a dense tensor
+    on the CPU, and a NumPy number to a Python number.
     """
 
     def as_extension(obj: Any) -> Any:
         try:
             return _as_extension(obj, as_extension)
         except NotPlain:
-            if seal is None:
+            if convert is None:
                 raise
-            return _as_extension(seal(obj), as_extension)
+            return _as_extension(convert(obj), as_extension)
 
     try:
         return _packed(value, as_extension)
@@ -76,7 +78,7 @@ def encode(value: Any, seal: Callable[[Any], Sealed | Opaque] | None = None) -> 
 def is_modest(value: Any) -> bool:
     """Whether a value is small enough to be inspected, compared and printed.
 
-    A tensor, an array or a sealed function counts as one value, whatever its size.
+    A tensor, an array or a pickled function counts as one value, whatever its size.
     """
     left, layer = MOST_PIECES, [value]
     for _ in range(MOST_DEPTH):
@@ -131,8 +133,8 @@ def _as_extension(value: Any, default: Callable[[Any], Any]) -> Any:
         return _extension(_ARRAY, value.dtype.name, list(value.shape), value.tobytes())
     if isinstance(value, (np.bool_, np.integer, np.floating)):
         return value.item()
-    if isinstance(value, Sealed):
-        return _extension(_SEALED, value.pickled, list(value.buffers))
+    if isinstance(value, PickledFunction):
+        return _extension(_FUNCTION, value.pickled, list(value.buffers))
     if isinstance(value, Opaque):
         return _extension(_OPAQUE, value.type_name)
     for kind in _KINDS:  # a subclass, an enumeration for instance
@@ -163,9 +165,9 @@ def _from_extension(code: int, data: bytes) -> Any:
         return tuple(fields)
     if code == _SET:
         return set(fields)
-    if code == _SEALED:
+    if code == _FUNCTION:
         pickled, buffers = fields
-        return Sealed(bytes(pickled), tuple(map(bytes, buffers)))
+        return PickledFunction(bytes(pickled), tuple(map(bytes, buffers)))
     if code == _OPAQUE:
         return Opaque(str(fields[0])[:100])
     name, shape, raw = fields

@@ -12,8 +12,8 @@ from dtlab.predict import Cluster
 SERVER_TITLE = "dtlab-rank-server"
 SUPERVISOR_TITLE = "dtlab-rank-supervisor"
 RANK_TITLE = "dtlab-rank"
-WARDEN_TITLE = "dtlab-rank-warden"
-ROOM_TITLE = "dtlab-room"
+OUTER_TITLE = "dtlab-sandbox"
+NOTEBOOK_TITLE = "dtlab-notebook"
 
 IN_RANK = "DTLAB_RANK"  # environment variable with the rank's number, set in each launched rank
 STATUS_FD = "DTLAB_STATUS_FD"  # also set in a rank: descriptor of its socket to the supervisor
@@ -38,8 +38,8 @@ ASKED_FOR_SLOW_MODULES = 3  # exit status of a supervisor if a rank imported one
 
 # Requests to a server, with the file descriptors that each one carries.
 LAUNCH = b"L"  # fork a supervisor: control socket, then (channel, stdout, stderr) of each rank
-WARDEN = b"W"  # fork a server in a sandbox: its socket
-ROOM = b"N"  # fork a sandboxed notebook process: a socket for cells, one for its wait status
+SANDBOX = b"W"  # fork the outer process of a sandbox, with a server in it: its socket
+NOTEBOOK = b"N"  # fork the process of a notebook: a socket for cells, one for its wait status
 MODULES = b"M"  # import modules of dtlab: a pipe with their names
 
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
@@ -51,7 +51,7 @@ TURN = b"u"  # notebook -> supervisor: a Turn; the packed call goes to each of i
 STOP = b"p"  # notebook -> supervisor: interrupt the turn
 INPUT = b"i"  # notebook -> rank: the packed last argument, which no other rank receives
 REPLY = b"a"  # notebook -> rank, as plain data: the answer to a question
-VALUE = b"v"  # rank -> notebook: the function's return value, packed; plain data if sealed
+VALUE = b"v"  # rank -> notebook: the function's return value, packed; plain data if `graded`
 # rank -> notebook, always as plain data (plain.py), which cannot contain code:
 FAILURE = b"f"  # a RemoteFailure
 THREAD_FAILURE = b"t"  # a RemoteFailure that ended a thread, not the rank
@@ -61,13 +61,13 @@ ASK = b"q"  # a question of the rank, which waits for the answer (asking.py)
 TOUCHES = b"h"  # tensors that were touched before the rank had waited for their operation
 
 # Between a grader and a sandbox.
-WALLS = b"w"  # grader -> warden: the walls to raise
-MISSING = b"m"  # warden -> grader, plain: the walls that could not be raised
-CELL = b"x"  # grader -> room, plain: a cell's number and source
-DONE = b"d"  # room -> grader, plain: the cell's outputs
-TAKE = b"k"  # grader -> room, plain: the name of a variable
-TAKEN = b"n"  # room -> grader, plain: the variable's value
-ENDED = b"e"  # a room's doorkeeper -> grader, plain: its wait status
+ISOLATION = b"w"  # grader -> outer process: the isolation to set up
+MISSING = b"m"  # outer process -> grader, plain: the kinds of isolation that could not be set up
+CELL = b"x"  # grader -> notebook's process, plain: a cell's number and source
+DONE = b"d"  # notebook's process -> grader, plain: the cell's outputs
+TAKE = b"k"  # grader -> notebook's process, plain: the name of a variable
+TAKEN = b"n"  # notebook's process -> grader, plain: the variable's value
+ENDED = b"e"  # parent of the notebook's process -> grader, plain: its wait status
 
 # Single letters between a rank and its supervisor.
 READY = b"R"  # the group is joined
@@ -105,7 +105,7 @@ class Spec:
     path: list[str]
     cluster: Cluster | None = None  # cluster whose links are emulated
     inputs: bool = False  # whether each rank receives a different last argument
-    sealed: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
+    graded: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
     stays: bool = False  # ranks of a session, which receive their calls later
     seed_by_rank: bool = False  # whether each rank has a seed of its own, made from `seed`
 
@@ -116,7 +116,7 @@ class Spec:
     @property
     def looks_at_buffers(self) -> bool:
         """Whether ranks note tensors that are touched too early, which records must confirm."""
-        return self.trace and not self.sealed
+        return self.trace and not self.graded
 
 
 @dataclass(frozen=True)

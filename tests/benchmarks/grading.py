@@ -116,7 +116,7 @@ def a_class() -> Iterator[Class]:
 def timed(call: Callable[[], object]) -> tuple[float, float]:
     """Seconds by the clock, and of processors: all of a machine that does nothing else.
 
-    Some of them are the kernel's own, as it takes walls down: no process is charged for those.
+    Some of them are the kernel's own, as it removes a sandbox: no process is charged for those.
     """
     wall, cpu = time.perf_counter(), _busy()
     call()

@@ -19,7 +19,7 @@ from dtlab.classroom.releases.release import release_assignment
 from dtlab.classroom.settings import course_directory
 from tests.browser.lab import IN_A_BROWSER, chromium, running_in
 from tests.hostile.pages import ELSEWHERE, MARKUP, hostile_cells, hostile_notebook
-from tests.test_harmless import rendered
+from tests.test_sanitised import rendered
 
 pytestmark = IN_A_BROWSER
 NAME, PART = "week-1", "averages"
@@ -73,7 +73,7 @@ def test_a_page_of_a_hostile_notebook_does_nothing(
 def test_the_payloads_act_where_nothing_is_sanitised(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtlab.classroom.sanitised.harmless_html", lambda text: text)
+    monkeypatch.setattr("dtlab.classroom.sanitised.safe_html", lambda text: text)
     page = browser.new_page()
     page.set_default_timeout(5000)
     fetched: list[str] = []

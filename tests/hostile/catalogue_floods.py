@@ -146,7 +146,7 @@ CATALOGUE = [
         """,
         quick=True,
     ),
-    # Talking to the grader in the room's name ---------------------------------------------------
+    # Talking to the grader in the notebook's name -----------------------------------------------
     cell(
         "nonsense to the grader",
         "Writes bytes without sense to the grader's line.",
@@ -155,7 +155,7 @@ CATALOGUE = [
     ),
     cell(
         "100 MB to the grader",
-        "Writes outputs of 100 MB to the grader's line, past all bounds that the room has.",
+        "Writes outputs of 100 MB to the grader's line, past all limits of its process.",
         code(
             GRADER,
             """

@@ -167,7 +167,7 @@ CATALOGUE = [
             for slot in range(board.CAPACITY):
                 fields = (slot % 9, 2**62, slot, 2**62, 3, 4, 5, 2**61, 7, 2**62, slot % 5)
                 at = 64 + slot * board._RECORD.size
-                board._RECORD.pack_into(memory, at, *fields, board.seal(slot, *fields))
+                board._RECORD.pack_into(memory, at, *fields, board.checksum(slot, *fields))
             time.sleep(1)
         """,
     ),

@@ -51,7 +51,7 @@ PROCESSES = """
     """
 
 
-def room(name: str, tries: str, *pieces: str, seconds: float = 20, says: str = "") -> Hostile:
+def cell(name: str, tries: str, *pieces: str, seconds: float = 20, says: str = "") -> Hostile:
     """An attack from a cell."""
     told = [says] if says else []
     return Hostile(name, tries, EVERYTHING, seconds, before=code(*pieces), says=told)
@@ -67,7 +67,7 @@ def rank(name: str, tries: str, body: str, *helpers: str, says: str = "") -> Hos
 
 
 CATALOGUE = [
-    room(
+    cell(
         "files by name",
         "Opens gradebook, solution, another submission and more, in a cell.",
         FILES,
@@ -84,7 +84,7 @@ CATALOGUE = [
         FILES,
         says="No such file",
     ),
-    room(
+    cell(
         "files by shell and magics",
         "Has the shell and IPython's magics show the files.",
         """
@@ -94,7 +94,7 @@ CATALOGUE = [
         """,
         says="No such file",
     ),
-    room(
+    cell(
         "a walk from the root",
         "Goes through all files from / on, but for those of Python and the system.",
         FILES,
@@ -116,7 +116,7 @@ CATALOGUE = [
         """,
         says="that was all",
     ),
-    room(
+    cell(
         "writing everywhere",
         "Writes to the gradebook, to dtlab, and where Python would run it for the next learner.",
         """
@@ -137,7 +137,7 @@ CATALOGUE = [
         """,
         says="that was all",
     ),
-    room(
+    cell(
         "the environment",
         "Shows the environment as Python has it, and as the kernel keeps it.",
         """
@@ -162,7 +162,7 @@ CATALOGUE = [
         FILES,
         PROCESSES,
     ),
-    room(
+    cell(
         "its own memory",
         "Looks for what the process that it was forked from had in its memory.",
         PROCESSES,
@@ -180,7 +180,7 @@ CATALOGUE = [
         PROCESSES,
         says="found:",
     ),
-    room(
+    cell(
         "the memory of others",
         "Reads the memory of every process that it sees, and their files by their descriptors.",
         PROCESSES,
@@ -223,7 +223,7 @@ CATALOGUE = [
         PROCESSES,
         says="attached: -1",
     ),
-    room(
+    cell(
         "ports of the host",
         "Asks the ports and abstract sockets of the host's own programs.",
         """
@@ -256,7 +256,7 @@ CATALOGUE = [
         INSIDE,
         says="refused",
     ),
-    room(
+    cell(
         "shared memory of the host",
         "Attaches a segment of System V's by its number, and lists all there are.",
         """
@@ -270,7 +270,7 @@ CATALOGUE = [
         """,
         says="found: None",
     ),
-    room(
+    cell(
         "open descriptors",
         "Goes to the folders and files behind all descriptors that it was born with.",
         """
@@ -286,7 +286,7 @@ CATALOGUE = [
         """,
         says="socket:",
     ),
-    room(
+    cell(
         "namespaces of its own",
         "Becomes root in a namespace of users, and mounts and changes what it then may.",
         """

@@ -21,8 +21,8 @@ from nbformat.validator import ValidationError
 from dtlab.classroom.judging.judge import WARM, Judged, judge
 from dtlab.classroom.repair.repaired import mend
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.isolation import Walls
-from dtlab.ranks.sandbox.sandbox import Enclosure, first_user
+from dtlab.ranks.sandbox.isolation import Isolation
+from dtlab.ranks.sandbox.sandbox import Sandbox, first_user
 from tests.hostile.canaries import Canaries
 from tests.hostile.outside import Outside, left_behind
 from tests.hostile.submissions import LEARNER, Hostile
@@ -70,7 +70,7 @@ class Judging:
         That is no submission's time, and no trace of one.
         """
         import torch._dynamo  # noqa: F401
-        Enclosure(self._server, Walls(first_user(0))).close()
+        Sandbox(self._server, Isolation(first_user(0))).close()
 
     def judge(self, entry: Hostile) -> Outcome:
         """Mends, judges, and looks at everything from outside."""
@@ -134,7 +134,7 @@ def _objections(entry: Hostile, outcome: Outcome, judged: Judged) -> Iterator[st
     yield from (f"the attack itself is broken: {fault}" for fault in faults)
     yield from (f"somebody says {words!r}" for words in entry.hides if words in outcome.told)
     if sys.platform == "linux" and os.geteuid() == 0:
-        yield from (f"no wall: {wall}" for wall in judged.missing)
+        yield from (f"not isolated: {kind}" for kind in judged.missing)
     yield from _unsound(judged.notebook, outcome.told)
 
 

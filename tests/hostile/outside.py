@@ -1,7 +1,7 @@
-"""What a submission could leave behind, seen from outside the walls.
+"""What a submission could leave behind, seen from outside the sandbox.
 
 Other programs on this machine are none of our business: what counts are this process's
-descendants, whatever belongs to the users that graded code runs as, and what walls are made of.
+descendants, whatever belongs to the users that graded code runs as, and control groups.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _processes(users: range) -> list[str]:
 
 
 def _groups() -> list[str]:
-    """Control groups of wardens that have ended: a living one takes its own away."""
+    """Control groups whose outer process has ended: a living one removes its own."""
     root = Path("/sys/fs/cgroup")
     found = [*root.glob("dtlab-*"), *root.glob("[!d]*/dtlab-*")]
     return [str(path) for path in found if not psutil.pid_exists(_number(path.name))]

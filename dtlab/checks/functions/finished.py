@@ -4,7 +4,7 @@ The trace names the operations of torch.distributed. Other library code sends me
 hooks as a learner's code does, so a profiler must detect its calls.
 
 This is feedback for learners on their own machine, and a learner can evade it. When an assignment
-is graded, the library's functions are removed (ranks/sandbox/hidden_modules.py).
+is graded, the library's functions are hidden (ranks/sandbox/hidden_modules.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from inspect import CO_OPTIMIZED
 from types import FrameType
 from typing import Any
 
-from dtlab.ranks.sandbox.isolation import AbsentModules
+from dtlab.ranks.sandbox.isolation import HiddenModules
 
-__all__ = ["absent_of", "called_by", "finished_calls"]
+__all__ = ["called_by", "finished_calls", "hidden_modules_of"]
 
 _NEEDED = "dtlab.trace"  # ranks record with it
 _WHY = "finished code does not count, write it yourself"
@@ -59,7 +59,7 @@ def finished_calls(
         sys.setprofile(None)
 
 
-def absent_of(parts: Iterable[Any]) -> AbsentModules:
+def hidden_modules_of(parts: Iterable[Any]) -> HiddenModules:
     """Returns the library modules that are hidden from learners' code for these parts.
 
     Each module comes with the names in it that remain available. A name remains available if

@@ -1,6 +1,6 @@
 """Runs the ungraded cells of a notebook in a sandbox, with limits.
 
-    cells = Cells(server, walls, limits)
+    cells = Cells(server, isolation, limits)
     cells.run(3, "x = 6 * 7")      # outputs in the format of nbformat
     cells.take("x", 4)             # 42
     cells.notes                    # which cells were left out, and why
@@ -23,8 +23,8 @@ from nbformat.v4 import new_output
 from dtlab.classroom.judging.patience import lowered_priority
 from dtlab.classroom.sanitised import safe_data
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.isolation import Walls
-from dtlab.ranks.sandbox.sandbox import Enclosure, Room, RoomGone, RoomHung
+from dtlab.ranks.sandbox.isolation import Isolation
+from dtlab.ranks.sandbox.sandbox import NotebookEnded, NotebookHung, NotebookProcess, Sandbox
 
 __all__ = ["MISSING", "Cells", "Limits", "NotTaken"]
 
@@ -51,37 +51,39 @@ class NotTaken(Exception):
 class Cells:
     """The process in which a notebook's cells run; a fresh one if it ends.
 
-    `notes` are for learner and instructor, `missing` are sandbox walls that the system does not
-    support, and `seconds` is the total time of the cells. `waits(True)` is called when a cell runs
-    for a long time, so that other work can continue, and `waits(False)` when the cell ends.
+    `notes` are for learner and instructor, `missing` are the kinds of isolation that the system
+    does not support, and `seconds` is the total time of the cells. `waits(True)` is called when a
+    cell runs for a long time, so that other work can continue, and `waits(False)` when the cell
+    ends.
     """
 
     def __init__(
         self,
         server: Server,
-        walls: Walls,
+        isolation: Isolation,
         limits: Limits,
         waits: Callable[[bool], bool | None] = lambda _: None,
     ) -> None:
         self.notes: list[str] = []
         self.missing: list[str] = []
         self.seconds = 0.0
-        self._server, self._walls, self._limits, self._waits = server, walls, limits, waits
+        self._server, self._isolation = server, isolation
+        self._limits, self._waits = limits, waits
         self._ran: list[tuple[int, str]] = []  # completed cells, to run again in a fresh process
         self._ends = 0
-        self._enclosure: Enclosure | None = None
-        self._room: Room | None = None
+        self._sandbox: Sandbox | None = None
+        self._process: NotebookProcess | None = None
 
     def run(self, number: int, source: str) -> list[NotebookNode]:
         """Runs a cell; returns its outputs, or an error output that says why it was left out."""
         if not source.strip():
             return []
-        room = self._open_room()
-        if room is None or self._spent():
+        process = self._running_process()
+        if process is None or self._spent():
             return [_failure("NotRun", self._spent())]
         try:
-            outputs = self._timed(room, number, source)
-        except (RoomHung, RoomGone) as error:
+            outputs = self._timed(process, number, source)
+        except (NotebookHung, NotebookEnded) as error:
             return [_failure("NotRun", self._ended(number, error))]
         self._ran.append((number, source))
         return [_sound(output) for output in outputs]
@@ -89,61 +91,62 @@ class Cells:
     def take(self, name: str, number: int) -> Any:
         """Reads a variable of the notebook for its cell `number`; `MISSING` if it is not defined.
 
-        Returns plain data; functions are `Sealed`, other objects are `Opaque`. Raises `NotTaken`.
+        Returns plain data; functions are `PickledFunction`, other objects are `Opaque`. Raises
+        `NotTaken`.
         """
-        room = self._open_room()
+        process = self._running_process()
         try:
-            taken = room.take(name) if room is not None else None
-        except (RoomHung, RoomGone) as error:
+            taken = process.take(name) if process is not None else None
+        except (NotebookHung, NotebookEnded) as error:
             raise NotTaken(self._ended(number, error)) from None
         return taken[0] if taken else MISSING
 
     def close(self) -> None:
         """Ends the notebook's process and all processes that it has started."""
-        if self._enclosure is not None:
-            self._enclosure.close()
-        self._enclosure = self._room = None
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self._sandbox = self._process = None
 
     # ------------------------------------------------------------------ its process
 
-    def _open_room(self) -> Room | None:
+    def _running_process(self) -> NotebookProcess | None:
         """Returns the notebook's process; in a fresh one, first runs the completed cells again.
 
         A cell that does not complete this time is left out. Returns None if the limits are used
         up.
         """
-        while self._room is None and not self._spent():
-            self._enclosure = Enclosure(self._server, self._walls)
-            self.missing = self._enclosure.missing
-            self._room = self._enclosure.open_room()
+        while self._process is None and not self._spent():
+            self._sandbox = Sandbox(self._server, self._isolation)
+            self.missing = self._sandbox.missing
+            self._process = self._sandbox.start_notebook()
             for cell in self._ran:
                 try:
-                    self._timed(self._room, *cell)
-                except (RoomHung, RoomGone) as error:
+                    self._timed(self._process, *cell)
+                except (NotebookHung, NotebookEnded) as error:
                     self._ran.remove(cell)
                     self._ended(cell[0], error)
                     break
-        return self._room
+        return self._process
 
-    def _timed(self, room: Room, number: int, source: str) -> list[dict[str, Any]]:
+    def _timed(self, process: NotebookProcess, number: int, source: str) -> list[dict[str, Any]]:
         """Runs a cell. If it hangs or ends its process, closes the sandbox before other tasks run.
         """
-        enclosure = self._enclosure
-        assert enclosure is not None  # the room is in it
-        with lowered_priority(enclosure, self._waits):
+        sandbox = self._sandbox
+        assert sandbox is not None  # the process is in it
+        with lowered_priority(sandbox, self._waits):
             try:
-                with self._clock(enclosure):
+                with self._clock(sandbox):
                     left = self._limits.notebook - self.seconds
-                    return room.run(number, source, min(self._limits.cell, left))
-            except (RoomHung, RoomGone):
-                enclosure.come_last(False)  # with normal priority the process ends sooner
+                    return process.run(number, source, min(self._limits.cell, left))
+            except (NotebookHung, NotebookEnded):
+                sandbox.come_last(False)  # with normal priority the process ends sooner
                 self.close()
                 raise
 
     @contextmanager
-    def _clock(self, enclosure: Enclosure) -> Iterator[None]:
+    def _clock(self, sandbox: Sandbox) -> Iterator[None]:
         """Adds a cell's time to `seconds`, without the time in which it waits for other tasks."""
-        patience = enclosure.patience(self._limits.notebook)
+        patience = sandbox.patience(self._limits.notebook)
         try:
             yield
         finally:
@@ -153,7 +156,7 @@ class Cells:
         """Discards the process; returns the reason as a message for the notebook."""
         self._ends += 1
         self.close()
-        if isinstance(error, RoomHung):
+        if isinstance(error, NotebookHung):
             why = f"cell {number} was still running after {self._limits.cell:g} s and was ended"
         else:
             why = f"cell {number} ended the notebook's process (exit, crash, or out of memory)"

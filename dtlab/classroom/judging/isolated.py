@@ -1,7 +1,7 @@
-"""`WalledBench`: runs the functions of a submission in a sandbox.
+"""`IsolatedBench`: runs the functions of a submission in a sandbox.
 
-    judge's process                             in the sandbox (sandbox/walls.py), another user
-    trial.given(r)  ──── rank r only ────────►  ranks open the sealed function, and run it
+    judge's process                             in the sandbox (ranks/sandbox/), another user
+    trial.given(r)  ──── rank r only ────────►  ranks unpickle the function, and run it
     Observation     ◄─── plain data ──────────  tensors, records, failures
 """
 
@@ -20,21 +20,21 @@ from dtlab.checks.turns import turn_paused
 from dtlab.classroom.judging.rank_needs import judges
 from dtlab.errors import RanksError, RankTimeoutError
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.plain import Sealed
-from dtlab.ranks.sandbox.isolation import AbsentModules, Walls
-from dtlab.ranks.sandbox.sandbox import Enclosure
+from dtlab.ranks.plain import PickledFunction
+from dtlab.ranks.sandbox.isolation import HiddenModules, Isolation
+from dtlab.ranks.sandbox.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from dtlab.ranks.launch.launcher import Run
 
-__all__ = ["WalledBench"]
+__all__ = ["IsolatedBench"]
 
 _OPERATION = re.compile(r"\w{1,20}(\([a-z]{0,5}=?[\d, ]{0,12}\))?")
 _LOOK = "Run the check in your notebook: it shows the line."
 MEMORY = 2 * 2**30  # bytes that a rank may use in addition to a fresh rank's memory
 
 
-class WalledBench:
+class IsolatedBench:
     """A `Bench` that runs the functions of one submission in a sandbox.
 
     Ranks that run a function of the library itself, instead of the answer, have all of it.
@@ -42,38 +42,38 @@ class WalledBench:
     the blank of the notebook.
     """
 
-    def __init__(self, server: Server, walls: Walls, student: str | None) -> None:
+    def __init__(self, server: Server, isolation: Isolation, student: str | None) -> None:
         self.student = student
-        self._server, self._walls = server, walls
-        self._enclosure: Enclosure | None = None
-        self._inside = walls  # of the enclosure, while there is one
+        self._server, self._isolation = server, isolation
+        self._sandbox: Sandbox | None = None
+        self._inside = isolation  # of the sandbox, while there is one
         self.begin(())
 
-    def begin(self, absent: AbsentModules) -> None:
-        """Prepares for the next answer, whose ranks do not have the `absent` library functions."""
-        self._walls = replace(self._walls, absent=absent)
+    def begin(self, hidden: HiddenModules) -> None:
+        """Prepares for the next answer, whose ranks do not have the `hidden` library modules."""
+        self._isolation = replace(self._isolation, hidden_modules=hidden)
         self.timed_out = self.unwritten = False
         self._troubles: list[tuple[str, str]] = []  # full message, message without learner's text
 
     @property
     def missing(self) -> list[str]:
-        """The sandbox walls that the system does not support."""
-        return self._behind(is_answer=True).missing
+        """The kinds of isolation that the system does not support."""
+        return self._sandbox_for(is_answer=True).missing
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
         """See `Bench`. Messages contain no hidden input, only the number of ranks."""
-        from dtlab.ranks.launch.launcher import launch_sealed
+        from dtlab.ranks.launch.launcher import launch_graded
 
         inputs = [trial.given(rank) for rank in range(trial.world_size)]
 
         def attempt() -> Run:
             with turn_paused():
-                return launch_sealed(
+                return launch_graded(
                     _open_and_run,
                     fn,
                     trial.calls,
                     inputs=inputs,
-                    door=self._behind(is_answer=isinstance(fn, Sealed)),
+                    door=self._sandbox_for(is_answer=isinstance(fn, PickledFunction)),
                     timeout=trial.limit,
                     memory_limit=MEMORY if trial.memory is None else trial.memory,
                     cluster=trial.cluster,
@@ -89,27 +89,29 @@ class WalledBench:
 
     def without_troubles(self, criterion: Criterion) -> Criterion:
         """Removes error messages, in which an answer may have revealed its hidden inputs."""
-        for trouble, harmless in self._troubles:
+        for trouble, safe in self._troubles:
             if any(
                 line and line in criterion.message for line in map(str.strip, trouble.splitlines())
             ):
-                return replace(criterion, message=harmless)
+                return replace(criterion, message=safe)
         return criterion
 
-    def _behind(self, is_answer: bool) -> Enclosure:
+    def _sandbox_for(self, is_answer: bool) -> Sandbox:
         """A sandbox, in which ranks of an answer do not have what judges it."""
-        absent = (*self._walls.absent, *judges()) if is_answer else self._walls.absent
-        walls = replace(self._walls, absent=absent)
-        if self._enclosure is None or walls != self._inside:
+        hidden = self._isolation.hidden_modules
+        if is_answer:
+            hidden = (*hidden, *judges())
+        isolation = replace(self._isolation, hidden_modules=hidden)
+        if self._sandbox is None or isolation != self._inside:
             self.close()
-            self._enclosure, self._inside = Enclosure(self._server, walls), walls
-        return self._enclosure
+            self._sandbox, self._inside = Sandbox(self._server, isolation), isolation
+        return self._sandbox
 
     def close(self) -> None:
         """Ends all processes that still run."""
-        if self._enclosure is not None:
-            self._enclosure.close()
-        self._enclosure = None
+        if self._sandbox is not None:
+            self._sandbox.close()
+        self._sandbox = None
 
 
 def _is_plain_hang(error: RanksError) -> bool:
@@ -120,12 +122,12 @@ def _is_plain_hang(error: RanksError) -> bool:
 
 
 def _open_and_run(fn: Any, calls: Sequence[Callable[..., Any]], given: Any) -> bytes:
-    """Runs on every rank: opens the sealed function, which happens nowhere else, and runs it."""
+    """Runs on every rank: unpickles the function, which happens nowhere else, and runs it."""
     from dtlab.ranks.launch.process import fill_main
     from dtlab.ranks.transport import Packed
 
     opening(calls)
-    if isinstance(fn, Sealed):
+    if isinstance(fn, PickledFunction):
         fn = Packed(fn.pickled, fn.buffers).load()
         with contextlib.suppress(Exception):
             fill_main(fn)

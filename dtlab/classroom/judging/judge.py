@@ -1,8 +1,8 @@
 """Judges one notebook: its cells run in a sandbox, and its answers are judged outside.
 
-    notebook ──cell by cell──►  room (in the sandbox, ranks/sandbox/notebook_process.py)  outputs
-    graded cell:  the answer  ◄── sealed or plain ── room
-                  part.check.run(answer, hidden seed, WalledBench)     points
+    notebook ──cell by cell──►  its process in the sandbox (ranks/sandbox/)  outputs
+    graded cell:  the answer  ◄── plain data, functions as pickles ── its process
+                  part.check.run(answer, hidden seed, IsolatedBench)     points
                   the same with the seed that learners have            messages
 
 Graded cells never run; this module runs their checks. `cells.py` runs the other cells.
@@ -21,22 +21,23 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
-from dtlab.checks.functions.finished import absent_of
+from dtlab.checks.functions.finished import hidden_modules_of
 from dtlab.checks.parts import Part, find_part, known_parts
 from dtlab.checks.questions.answers import Questions
 from dtlab.checks.report import Criterion, Report, as_html, as_text
 from dtlab.checks.turns import own_turn
 from dtlab.classroom.judging.cells import MISSING, Cells, Limits, NotTaken
-from dtlab.classroom.judging.isolated import WalledBench
+from dtlab.classroom.judging.isolated import IsolatedBench
 from dtlab.errors import DtlabError, LaunchError
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import Opaque, is_modest
-from dtlab.ranks.sandbox.isolation import AbsentModules, Walls
+from dtlab.ranks.sandbox.isolation import HiddenModules, Isolation
 from dtlab.ranks.sandbox.sandbox import first_user
 
 __all__ = ["WARM", "Judged", "PartVerdict", "judge", "part_of"]
 
-# Modules that the warm server imports, so that rooms and ranks need not, and work done there.
+# Modules that the warm server imports, so that the processes of notebooks and ranks need not, and
+# work done there.
 WARM = (
     "IPython.core.interactiveshell",
     "matplotlib_inline.backend_inline",
@@ -76,7 +77,7 @@ class Judged:
     notebook: NotebookNode
     verdicts: list[PartVerdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # for learner and instructor
-    missing: list[str] = field(default_factory=list)  # sandbox walls that the system lacks
+    missing: list[str] = field(default_factory=list)  # kinds of isolation that the system lacks
     cell_seconds: float = 0.0  # total time of the learner's cells
 
 
@@ -114,10 +115,11 @@ def judge(
     `waits(False)` when it ends. Raises `LaunchError` if nothing can run here.
     """
     parts = [part for cell in notebook.cells if (part := part_of(cell))]
-    walls = Walls(user=first_user(slot), absent=_absent_of(*(part.name for part in parts)))
-    bench = WalledBench(server, replace(walls, user=walls.user + 256), student)
+    hidden = _hidden_modules_of(*(part.name for part in parts))
+    isolation = Isolation(user=first_user(slot), hidden_modules=hidden)
+    bench = IsolatedBench(server, replace(isolation, user=isolation.user + 256), student)
     drawn = {part.name: _seed_of(seed, part) for part in known_parts()} | dict(seeds or {})
-    cells = Cells(server, walls, limits or Limits(), waits)
+    cells = Cells(server, isolation, limits or Limits(), waits)
     run = _Run(notebook, cells, bench, drawn, known or {})
     try:
         run.all_cells(progress)
@@ -138,7 +140,7 @@ class _Run:
         self,
         notebook: NotebookNode,
         cells: Cells,
-        bench: WalledBench,
+        bench: IsolatedBench,
         seeds: Mapping[str, int],
         known: Mapping[str, PartVerdict],
     ) -> None:
@@ -194,7 +196,7 @@ class _Run:
 
     def _settled(self, part: Part, answer: Any, seed: int, learner: str) -> tuple[Criterion, ...]:
         """Judges an answer: points from the hidden inputs, messages from the public inputs."""
-        self._bench.begin(_absent_of(part.name))
+        self._bench.begin(_hidden_modules_of(part.name))
         try:
             with own_turn():
                 hidden = part.check.run(part.symbol, answer, seed, learner, self._bench)
@@ -212,13 +214,13 @@ class _Run:
 
 
 @functools.cache
-def _absent_of(*parts: str) -> AbsentModules:
+def _hidden_modules_of(*parts: str) -> HiddenModules:
     """The library modules that are hidden from answers to these parts.
 
     Finding them makes trials, some of which train, so it needs a turn.
     """
     with own_turn():
-        return absent_of(map(find_part, parts))
+        return hidden_modules_of(map(find_part, parts))
 
 
 def _public(hidden: Criterion, known: Criterion) -> Criterion:

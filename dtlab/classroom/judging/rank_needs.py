@@ -20,7 +20,7 @@ from dtlab.checks.functions.trials import Case
 from dtlab.checks.parts import known_parts
 from dtlab.checks.programs.broken import Mend
 from dtlab.ranks.sandbox.hidden_modules import prepared
-from dtlab.ranks.sandbox.isolation import AbsentModules
+from dtlab.ranks.sandbox.isolation import HiddenModules
 
 __all__ = ["judges", "prepare"]
 
@@ -29,7 +29,7 @@ HELPERS = ("unit07.budget.needs_of", "unit08.water.start_of", "unit09.levers.pre
 
 
 @functools.cache
-def judges() -> AbsentModules:
+def judges() -> HiddenModules:
     """Returns the package of the judges, and the names in it that ranks need."""
     package = importlib.import_module(_UNITS)
     needed = set()

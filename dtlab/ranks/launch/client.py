@@ -34,7 +34,7 @@ START = (
 )
 FIRST_LAUNCH = "The first launch imports PyTorch; later launches start at once"
 START_LIMIT = 120.0  # seconds that the server may take to import torch
-SEALED_FRAME = 256 * 2**20  # bytes: limit of one message of a rank that is not trusted
+GRADED_FRAME = 256 * 2**20  # bytes: limit of one message of a rank that is not trusted
 NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
 STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch have ended
 
@@ -325,9 +325,9 @@ class Conversation:
     def _read_channel(self, channel: socket.socket) -> None:
         rank = self.channels[channel]
         try:
-            tag, body = receive_frame(channel, SEALED_FRAME if self.spec.sealed else None)
+            tag, body = receive_frame(channel, GRADED_FRAME if self.spec.graded else None)
             value = None
-            if tag == protocol.VALUE and not self.spec.sealed:
+            if tag == protocol.VALUE and not self.spec.graded:
                 value = Packed.receive(channel, body)
         except (Closed, ConnectionError):
             channel.close()

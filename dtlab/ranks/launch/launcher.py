@@ -36,10 +36,9 @@ from dtlab.ranks.launch import client, inplace
 from dtlab.ranks.launch import gpus as reservations
 from dtlab.ranks.launch.output import Output
 from dtlab.ranks.protocol import Spec
-from dtlab.ranks.sandbox import isolation
-from dtlab.ranks.sandbox import untrusted_data as strangers
-from dtlab.ranks.sandbox.graded_launch import SealedConversation
-from dtlab.ranks.sandbox.sandbox import Enclosure
+from dtlab.ranks.sandbox import isolation, untrusted_data
+from dtlab.ranks.sandbox.graded_launch import GradedConversation
+from dtlab.ranks.sandbox.sandbox import Sandbox
 from dtlab.ranks.transport import Packed, pack
 from dtlab.ranks.watch import explain
 from dtlab.ranks.words import count_ranks
@@ -174,11 +173,11 @@ def launch(
     return run
 
 
-def launch_sealed(
+def launch_graded(
     fn: Callable[..., Any],
     *args: Any,
     inputs: Sequence[Any],
-    door: Enclosure,
+    door: Sandbox,
     timeout: float,
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
@@ -203,18 +202,18 @@ def launch_sealed(
         path=[os.path.abspath(entry) for entry in sys.path],
         cluster=cluster,
         inputs=True,
-        sealed=True,
+        graded=True,
     )
     with open(os.devnull, "w") as nowhere:
         output = Output(world_size, nowhere)
         packed = [pack(value) for value in inputs]
         call = pack_call(fn, args)
         try:
-            run = _carry_out(SealedConversation(spec, call, output, packed, door), begun)
+            run = _carry_out(GradedConversation(spec, call, output, packed, door), begun)
         except DtlabError:
             raise
         except Exception as error:  # untrusted results that the checks did not foresee
-            raise strangers.nonsense(error) from error
+            raise untrusted_data.nonsense(error) from error
     return run
 
 

@@ -32,7 +32,7 @@ from dtlab.ranks.launch.known_errors import frames_in_text, in_words
 from dtlab.ranks.plain import encode
 from dtlab.ranks.protocol import Frame, RemoteFailure, Spec
 from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
-from dtlab.ranks.sandbox.isolation import Walls, step_behind
+from dtlab.ranks.sandbox.isolation import Isolation, confine
 from dtlab.ranks.transport import Packed, pack, receive_frame, send_frame
 from dtlab.ranks.watch import stacks
 from dtlab.ranks.watch.announcer import Announcer
@@ -63,7 +63,7 @@ def run_rank(
     spec: Spec,
     call: Packed | None,
     ends: Ends,
-    walls: Walls | None = None,
+    isolation: Isolation | None = None,
     stay: Callable[[int, Spec, Ends, RankResult], None] | None = None,
 ) -> NoReturn:
     """Run rank `rank`, from the fork to the end of the process.
@@ -76,11 +76,11 @@ def run_rank(
         channel, out, err = ends.notebook
         sockets = [sock.fileno() for sock in (ends.status, ends.store, ends.cutter) if sock]
         _close_all_but({*ends.notebook, *sockets, ends.stack_writer})
-        if walls:
-            step_behind(walls, rank)
+        if isolation:
+            confine(isolation, rank)
         _become_ordinary(rank, spec, out, err, ends.stack_writer)
         os.environ[protocol.STATUS_FD] = str(ends.status.fileno())
-        outcome = RankResult(socket.socket(fileno=channel), ends.status, spec.sealed)
+        outcome = RankResult(socket.socket(fileno=channel), ends.status, spec.graded)
         threading.excepthook = outcome.thread_failed
         asking.connect(outcome.channel, outcome.sending)
         try:
@@ -135,10 +135,10 @@ def _take_part(rank: int, spec: Spec, call: Packed, ends: Ends, outcome: RankRes
 class RankResult:
     """The result of the function, and its delivery to the notebook."""
 
-    def __init__(self, channel: socket.socket, status: socket.socket, sealed: bool) -> None:
+    def __init__(self, channel: socket.socket, status: socket.socket, graded: bool) -> None:
         self.channel = channel
         self.status = status
-        self.sealed = sealed
+        self.graded = graded
         self.sending = threading.Lock()  # threads may fail while results are being sent
         self.recorder: Recorder | None = None  # kept alive: it holds sends that are not complete
         self.value: Any = None
@@ -191,7 +191,7 @@ class RankResult:
         send_frame(self.channel, tag, encode(tuple(vars(record).values())))
 
     def _send_value(self) -> None:
-        if self.sealed:
+        if self.graded:
             send_frame(self.channel, protocol.VALUE, encode(self.value))
         else:
             pack(self.value).send(self.channel, protocol.VALUE)

@@ -3,7 +3,7 @@
 Importing torch takes a second; forking a process that has imported it takes milliseconds. The
 server has one thread and no CUDA context, and runs no code of the learner. For each launch it
 forks a supervisor and passes it the file descriptors that came with the request. For a grader it
-forks a warden (warden.py), which serves in the same way inside the sandbox.
+forks the outer process of a sandbox (outer_process.py), in which a server works in the same way.
 
 The server ends after ten idle minutes, or when its kernel ends: the socket closes, or the server's
 parent changes.
@@ -33,7 +33,7 @@ from dtlab.ranks.sandbox import kernel_calls
 from dtlab.ranks.transport import Closed, Packed, receive_frame, receive_request, send_frame
 
 if TYPE_CHECKING:
-    from dtlab.ranks.sandbox.isolation import Walls
+    from dtlab.ranks.sandbox.isolation import Isolation
 
 IDLE_LIMIT = 600.0  # seconds without a launch after which the server ends
 SHORT_LIMIT, SHORT = 30.0, 0.1  # the same limit if less than this fraction of memory is free
@@ -65,14 +65,14 @@ def main(fd: int, soon: Sequence[str], *modules: str) -> None:
 
 
 def serve(
-    sock: socket.socket, parent: int, walls: Walls | None = None, soon: Sequence[str] = ()
+    sock: socket.socket, parent: int, isolation: Isolation | None = None, soon: Sequence[str] = ()
 ) -> None:
     """Fork the processes requested on `sock` until it is closed; then end all of them.
 
-    `walls` is set if this process runs inside a sandbox; its ranks then confine themselves too.
+    `isolation` is set if this process runs in a sandbox; its ranks then confine themselves too.
     """
     with contextlib.suppress(Closed, ConnectionError):
-        _serve(sock, parent, walls, _Chores(soon, tidies=system.LINUX and walls is None))
+        _serve(sock, parent, isolation, _Chores(soon, tidies=system.LINUX and isolation is None))
     _end()
 
 
@@ -92,7 +92,7 @@ def _prepare(modules: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import((*WARM, *modules))
     recorder.rehearse()
-    if modules:  # a grader's server, which will fork rooms
+    if modules:  # a grader's server, which will fork processes of notebooks
         from dtlab.ranks.sandbox import notebook_process
 
         notebook_process.rehearse()
@@ -155,7 +155,7 @@ class _Chores:
             self._tidy()
 
 
-def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chores) -> None:
+def _serve(sock: socket.socket, parent: int, isolation: Isolation | None, chores: _Chores) -> None:
     child_ended = system.wake_on_child()
     forked: set[int] = set()
     requested = False
@@ -181,7 +181,7 @@ def _serve(sock: socket.socket, parent: int, walls: Walls | None, chores: _Chore
             time.sleep(0.001)
         elif sock in ready:
             chores.note_request()
-            forked |= _answer(sock, walls, chores)
+            forked |= _answer(sock, isolation, chores)
             served_at = time.monotonic()
         elif chores and not ready and not forked:
             chores.do_one()
@@ -209,19 +209,19 @@ def _import(names: Sequence[str]) -> None:
     gc.freeze()  # these objects are never collected, so their pages stay shared with the ranks
 
 
-def _answer(sock: socket.socket, walls: Walls | None, chores: _Chores) -> set[int]:
+def _answer(sock: socket.socket, isolation: Isolation | None, chores: _Chores) -> set[int]:
     """Fork the requested process; only it keeps the descriptors of the request."""
     kind, fds = receive_request(sock)
     if kind == protocol.MODULES:
         names = b"".join(_read(fd) for fd in fds).decode().split()
-        if walls is None:  # in a sandbox, a learner's code can send this request
+        if isolation is None:  # in a sandbox, a learner's code can send this request
             known = protocol.SLOW_MODULES
             chores.have([name for name in names if name.startswith("dtlab.") or name in known])
         return set()
     pid = os.fork()
     if pid == 0:
         sock.close()
-        _become(kind, fds, walls)
+        _become(kind, fds, isolation)
     for fd in fds:
         os.close(fd)
     return {pid}
@@ -232,22 +232,22 @@ def _read(fd: int) -> bytes:
         return pipe.read()
 
 
-def _become(kind: bytes, fds: list[int], walls: Walls | None) -> NoReturn:
-    if kind == protocol.WARDEN:
-        from dtlab.ranks.sandbox.outer_process import main as warden
+def _become(kind: bytes, fds: list[int], isolation: Isolation | None) -> NoReturn:
+    if kind == protocol.SANDBOX:
+        from dtlab.ranks.sandbox import outer_process
 
-        warden(fds, serve)
-    if kind == protocol.ROOM and walls is not None:
-        from dtlab.ranks.sandbox.notebook_process import main as room
+        outer_process.main(fds, serve)
+    if kind == protocol.NOTEBOOK and isolation is not None:
+        from dtlab.ranks.sandbox import notebook_process
 
-        room(fds, walls, serve)
-    _supervise(fds, walls)
+        notebook_process.main(fds, isolation, serve)
+    _supervise(fds, isolation)
 
 
-def _supervise(fds: list[int], walls: Walls | None) -> NoReturn:
+def _supervise(fds: list[int], isolation: Isolation | None) -> NoReturn:
     """Run one launch. `fds`: the control socket, then (channel, stdout, stderr) of each rank.
 
-    With `walls`, the ranks confine themselves to the sandbox; the supervisor does not.
+    With `isolation`, the ranks confine themselves to the sandbox; the supervisor does not.
     """
     code = 1
     try:
@@ -264,10 +264,10 @@ def _supervise(fds: list[int], walls: Walls | None) -> NoReturn:
             SessionSupervisor(spec, control, None).serve(fds[1:])
         _, body = receive_frame(control)
         call = Packed.receive(control, body)
-        launch = supervisor.Supervisor(spec, control, walls)
+        launch = supervisor.Supervisor(spec, control, isolation)
         outcome = launch.run(call, fds[1:])
         send_frame(control, protocol.OUTCOME, pickle.dumps(outcome))
-        if outcome.reason == "returned" and not spec.sealed:
+        if outcome.reason == "returned" and not spec.graded:
             launch.wait_until_gone()
         imported = any(rank.has(protocol.IMPORTED) for rank in launch.ranks)
         code = protocol.ASKED_FOR_SLOW_MODULES if imported else 0

@@ -29,9 +29,13 @@ from dtlab.ranks.launch.process import Ends, run_rank
 from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
 from dtlab.ranks.record import resident_memory as resident
 from dtlab.ranks.record.counters import Traffic
-from dtlab.ranks.sandbox.isolation import Walls, end_all_of
+from dtlab.ranks.sandbox.isolation import Isolation, end_all_of
 from dtlab.ranks.sandbox.time_limits import FOR_RANKS, Patience
-from dtlab.ranks.sandbox.untrusted_ranks import CarefulStackPipe, CarefulWatcher, reap_some
+from dtlab.ranks.sandbox.untrusted_ranks import (
+    UntrustedRanksWatcher,
+    UntrustedStackPipe,
+    reap_some,
+)
 from dtlab.ranks.transport import Closed, Packed
 from dtlab.ranks.watch import stacks
 from dtlab.ranks.watch.board import Board
@@ -44,7 +48,7 @@ GRACE = 1.0  # seconds for the other ranks to fail too, or to finish, once one h
 LOOK_EVERY = 0.1  # seconds between two checks of what the ranks announced
 SAMPLE_SOCKETS_EVERY = 0.25  # seconds
 DELIVERY_LIMIT = 60.0  # seconds to pickle and send the results, or the timeout if longer
-START_LIMIT = 30.0  # seconds until all ranks of a sealed launch have joined
+START_LIMIT = 30.0  # seconds until all ranks of a graded launch have joined
 STUBBORN = 0.2  # seconds after which the remaining processes are killed all at once
 STACK_WAIT = 0.5  # seconds to wait for ranks to write their stacks
 QUIET = 0.25  # seconds within which a rank notices that emulated links have delivered
@@ -55,9 +59,9 @@ class Supervisor:
 
     stay: Callable[[int, Spec, Ends, Any], None] | None = None  # main loop of a session's rank
 
-    def __init__(self, spec: Spec, control: socket.socket, walls: Walls | None) -> None:
+    def __init__(self, spec: Spec, control: socket.socket, isolation: Isolation | None) -> None:
         self.spec = spec
-        self.walls = walls
+        self.isolation = isolation
         self.control = control
         self.ranks: list[Rank] = []
         self.begun = False
@@ -76,10 +80,10 @@ class Supervisor:
     def run(self, call: Packed, fds: list[int]) -> Outcome:
         """Run the whole launch, and return its outcome."""
         self.start(call, fds)
-        if self.spec.sealed:
+        if self.spec.graded:
             self.deadline = time.monotonic() + START_LIMIT
         outcome = self.outcome_of(self._watch())
-        if outcome.reason == "returned" and not self.spec.sealed:
+        if outcome.reason == "returned" and not self.spec.graded:
             self._tell(protocol.LEAVE)  # the notebook need not wait until they have ended
         else:
             self.end_all()
@@ -88,10 +92,10 @@ class Supervisor:
     def start(self, call: Packed | None, fds: list[int]) -> None:
         """Fork the ranks, and start to watch them."""
         store = socket.create_server(("127.0.0.1", 0), backlog=max(64, self.spec.world_size))
-        alone = self.walls is not None and self.walls.stand("network")
+        alone = self.isolation is not None and self.isolation.has("network")
         self.traffic = Traffic(store.getsockname()[1] if self.spec.trace else None, alone)
         self._fork(call, fds, store)
-        watch = CarefulWatcher if self.spec.sealed else Watcher
+        watch = UntrustedRanksWatcher if self.spec.graded else Watcher
         self.watcher = watch(self.board, self.pids)
 
     @property
@@ -123,7 +127,7 @@ class Supervisor:
     def _fork(self, call: Packed | None, fds: list[int], store: socket.socket) -> None:
         for number in range(self.spec.world_size):
             ours, theirs = socket.socketpair()
-            pipe = CarefulStackPipe() if self.spec.sealed else stacks.StackPipe()
+            pipe = UntrustedStackPipe() if self.spec.graded else stacks.StackPipe()
             rank = Rank(number, ours, pipe)
             self.ranks.append(rank)
             cutter = None
@@ -133,7 +137,7 @@ class Supervisor:
             if rank.pid == 0:
                 mine, stack = fds[3 * number : 3 * number + 3], rank.stack.writer
                 ends = Ends(mine, theirs, store, stack, self.board, self.ports, cutter)
-                run_rank(number, self.spec, call, ends, self.walls, self.stay)
+                run_rank(number, self.spec, call, ends, self.isolation, self.stay)
             theirs.close()
             if cutter is not None:
                 cutter.close()
@@ -180,7 +184,7 @@ class Supervisor:
         self.begun = True
         self.traffic.start(self.pids)
         self.deadline = time.monotonic() + timeout if timeout else None
-        if timeout and self.spec.sealed:
+        if timeout and self.spec.graded:
             self.waiting = Patience(timeout, lambda: self.pids, FOR_RANKS)
         self._tell(protocol.GO, ranks)
 
@@ -210,7 +214,7 @@ class Supervisor:
         if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
             self.delivering = True
             # A graded rank could send RETURNED too early, to get more time.
-            if self.deadline is not None and not self.spec.sealed:
+            if self.deadline is not None and not self.spec.graded:
                 self.deadline = now + max(DELIVERY_LIMIT, self.spec.timeout or 0)
 
     def _others_done(self) -> bool:
@@ -299,8 +303,8 @@ class Supervisor:
             for pid in system.children():
                 system.kill(pid)
             reap_some()
-            if self.walls is not None and time.monotonic() > since + STUBBORN:
-                end_all_of(self.walls, self.spec.world_size)
+            if self.isolation is not None and time.monotonic() > since + STUBBORN:
+                end_all_of(self.isolation, self.spec.world_size)
                 since = time.monotonic()
             time.sleep(0.002)
 

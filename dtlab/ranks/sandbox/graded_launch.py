@@ -15,11 +15,11 @@ from dtlab.ranks import protocol
 from dtlab.ranks.launch.client import Collected, Conversation
 from dtlab.ranks.launch.output import Stream
 from dtlab.ranks.protocol import RemoteFailure
-from dtlab.ranks.sandbox import untrusted_data as strangers
+from dtlab.ranks.sandbox import untrusted_data
 from dtlab.ranks.sandbox.time_limits import FOR_RANKS
 from dtlab.ranks.transport import HEADER
 
-__all__ = ["SealedConversation"]
+__all__ = ["GradedConversation"]
 
 MOST_BYTES = 128 * 2**20  # limit for all ranks of a launch together
 MOST_PRINTED = 2 * 2**20  # bytes of each stream of a rank that are processed
@@ -27,7 +27,7 @@ START_LIMIT, END_LIMIT = 30.0, 15.0  # seconds in addition to the time limit, on
 _AT_ONCE = 1 << 20  # bytes
 
 
-class SealedConversation(Conversation):
+class GradedConversation(Conversation):
     """A conversation that reads data of any rank as they arrive, and never waits for one rank."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class SealedConversation(Conversation):
         """Run the launch as `Conversation.run` does. Also raises `RankTimeoutError`."""
         collected = super().run()
         if collected.outcome is not None:
-            collected.outcome = strangers.cleaned(collected.outcome, self.spec.world_size)
+            collected.outcome = untrusted_data.cleaned(collected.outcome, self.spec.world_size)
         return collected
 
     def _read_some(self, patience: float | None) -> bool:
@@ -95,7 +95,7 @@ class SealedConversation(Conversation):
         try:
             if tag == protocol.ASK:
                 channel.settimeout(END_LIMIT)  # a rank that does not read must not stop the grader
-                self.answer(channel, rank, strangers.opened(body))
+                self.answer(channel, rank, untrusted_data.opened(body))
                 channel.settimeout(None)
                 return
             self._open(rank, tag, body, None)
@@ -104,15 +104,15 @@ class SealedConversation(Conversation):
 
     def _open(self, rank: int, tag: bytes, body: bytearray, value: Any) -> None:
         collected, world_size = self.collected, self.spec.world_size
-        content = strangers.opened(body)
+        content = untrusted_data.opened(body)
         if tag == protocol.VALUE:
             collected.values[rank] = content
         elif tag == protocol.FAILURE:
-            collected.failures[rank] = strangers.failure(content)
+            collected.failures[rank] = untrusted_data.failure(content)
         elif tag == protocol.THREAD_FAILURE:
-            collected.thread_failures[rank] = strangers.failure(content)
+            collected.thread_failures[rank] = untrusted_data.failure(content)
         elif tag == protocol.RECORDS:
-            collected.records.append(strangers.records(content, rank, world_size))
+            collected.records.append(untrusted_data.records(content, rank, world_size))
 
     def _fail(self, rank: int, message: str) -> None:
         self.collected.failures.setdefault(rank, RemoteFailure("result", message, []))

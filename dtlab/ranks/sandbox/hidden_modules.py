@@ -6,11 +6,11 @@ import:
 
     its functions     get new code that raises, which affects every reference to them
     its constants     are deleted, because they may hold right answers
-    its source        is hidden (walls.py hides the files and their compiled forms)
+    its source        is hidden (isolation.py hides the files and their compiled forms)
     allowed names     stay, with all that they use in this module or below this package
 
-    take_away({"dtlab.parallel.tensor.regions": ["copy_to_region"]})
-    take_away({"dtlab.units": ["unit05.gather.Gathers.on_rank"]})
+    hide_modules({"dtlab.parallel.tensor.regions": ["copy_to_region"]})
+    hide_modules({"dtlab.units": ["unit05.gather.Gathers.on_rank"]})
 
 A class of which only a function is allowed keeps this function, and no other that it does not use.
 Classes themselves always stay, because data that are sent to ranks refer to them by name.
@@ -29,34 +29,35 @@ from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-__all__ = ["Absent", "Kept", "Removal", "files_of", "prepared", "take_away"]
+__all__ = ["AllowedNames", "Kept", "Removal", "files_of", "hide_modules", "prepared"]
 
-Absent = Mapping[str, Collection[str]]  # full name of a module or package: allowed names in it
+# The full name of each hidden module or package, and the names in it that stay allowed.
+AllowedNames = Mapping[str, Collection[str]]
 _SIMPLE = {str, int, float, bool, bytes, complex, type(None), CodeType}  # they hold nothing
 _MESSAGE = "message"  # stands for the message of a function in code that all of them share
 
 
-def take_away(absent: Absent) -> None:
+def hide_modules(modules: AllowedNames) -> None:
     """Make all functions of these modules raise, permanently in this process and its children.
 
     Allowed functions stay, with all that they use in their module, or in modules of their package.
     Call this before the modules' files are hidden, because it imports them.
     """
-    for name, allowed in absent.items():
+    for name, allowed in modules.items():
         prepared(importlib.import_module(name), tuple(allowed)).carry_out()
     linecache.clearcache()
 
 
 @functools.cache
 def prepared(module: ModuleType, allowed: tuple[str, ...]) -> Removal:
-    """What `take_away` does to a module or package; found before a fork, it saves 50 ms."""
+    """What `hide_modules` does to a module or package; found before a fork, it saves 50 ms."""
     return Removal(Kept(module, allowed))
 
 
-def files_of(absent: Absent) -> list[str]:
+def files_of(modules: AllowedNames) -> list[str]:
     """The source files of these modules and their compiled forms, and the folders of packages."""
     files = []
-    for name in absent:
+    for name in modules:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations:
             files += spec.submodule_search_locations
@@ -68,10 +69,10 @@ def files_of(absent: Absent) -> list[str]:
 
 
 class Kept:
-    """What stays of an absent module, or of all modules in an absent package.
+    """What stays of a hidden module, or of all modules in a hidden package.
 
     These are the allowed objects, and all objects that their code names. `value in kept` compares
-    identities. `modules` are the absent modules by name, `partly` the classes of which only some
+    identities. `modules` are the hidden modules by name, `partly` the classes of which only some
     functions are allowed.
     """
 
@@ -92,7 +93,7 @@ class Kept:
         return iter(self._objects.values())
 
     def defines(self, value: Any, module: str = "") -> bool:
-        """Whether a function or class was defined in this module, in any absent one if empty."""
+        """Whether a function or class was defined in this module, in any hidden one if empty."""
         home = getattr(value, "__module__", None)
         return home == module if module else home in self.modules
 
@@ -105,7 +106,7 @@ class Kept:
         return getattr(owner, name), last
 
     def _keep_names(self, owner: Any, names: frozenset[str]) -> None:
-        """Keep the attributes with these names, of an absent module or of a class in `partly`."""
+        """Keep the attributes with these names, of a hidden module or of a class in `partly`."""
         if (id(owner), names) in self._searched:
             return
         self._searched.add((id(owner), names))
@@ -135,13 +136,13 @@ class Kept:
                     self._keep_names(self.modules[name], used)
 
     def held(self, value: Any) -> Iterable[Any]:
-        """The objects in a value: members of absent classes, items, and what functions enclose."""
+        """The objects in a value: members of hidden classes, items, and what functions enclose."""
         if not isinstance(value, type):
             return _held(value)
         return (*value.__mro__[1:], *vars(value).values()) if self.defines(value) else ()
 
     def _held_by_kept(self, value: Any) -> Iterable[Any]:
-        """The objects in a value that stays; also those in an instance of an absent class."""
+        """The objects in a value that stays; also those in an instance of a hidden class."""
         if not self.defines(type(value)):
             return self.held(value)
         return (*self.held(value), type(value), *getattr(value, "__dict__", {}).values())

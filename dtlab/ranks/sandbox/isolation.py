@@ -1,9 +1,10 @@
-"""The walls of a sandbox: namespaces, limits and users that isolate untrusted code.
+"""Isolation of untrusted code in a sandbox by namespaces, limits and users.
 
-A "wall" is one kind of isolation. Code in the sandbox sees only the files that it needs
-(filesystem.py), its user's processes, and a separate loopback network. Many system calls are
-refused (system_calls.py). The notebook and each rank run as different users. dtlab also works
-without walls: if the system does not allow a wall, the grader receives its name.
+Code in the sandbox sees only the files that it needs (filesystem.py), its user's processes, and a
+separate loopback network. Many system calls are refused (system_calls.py). The notebook and each
+rank run as different users. Each of these is one kind of isolation and has a name, such as
+"files". dtlab also works on systems that do not allow all kinds: the grader then receives the
+names of the missing ones.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from dtlab.ranks import system
 from dtlab.ranks.sandbox import kernel_calls as kernel
 from dtlab.ranks.sandbox import system_calls as calls
 from dtlab.ranks.sandbox.filesystem import EXCHANGE, HOME, change_root, own_scratch
-from dtlab.ranks.sandbox.hidden_modules import files_of, take_away
+from dtlab.ranks.sandbox.hidden_modules import files_of, hide_modules
 
-__all__ = ["HOME", "AbsentModules", "Walls", "end_all_of", "raise_walls", "step_behind"]
+__all__ = ["HOME", "HiddenModules", "Isolation", "confine", "end_all_of", "isolate"]
 
 _SETGID, _SETUID = 6, 7  # capabilities, of linux/capability.h
 
 OPEN_FILES = 1024
 NICE = 5  # lower priority than the supervising processes
-AbsentModules = tuple[tuple[str, tuple[str, ...]], ...]  # `absent.Absent` as tuples
+HiddenModules = tuple[tuple[str, tuple[str, ...]], ...]  # `hidden_modules.AllowedNames` as tuples
 STOPS = 100  # attempts to stop all processes of a fork bomb
 
 
 @dataclass(frozen=True)
-class Walls:
-    """The limits of a sandbox; sizes in bytes.
+class Isolation:
+    """What a sandbox hides from the code in it, and the limits for this code; sizes in bytes.
 
     `user` is the first user id: a notebook runs as `user`, and rank r as `user + 1 + r`. `memory`
     and `processes` (which includes threads) limit all code in the sandbox together, `scratch` each
     scratch folder, and `processes_of_rank` each rank.
-    `hidden` lists files and folders that are hidden, although a visible folder contains them.
-    `absent` lists modules of the library whose functions are disabled (absent.py), each with the
-    names in it that stay allowed.
-    `missing` names the walls that could not be set up; None before `raise_walls`.
+    `hidden_files` lists files and folders that are hidden, although a visible folder contains
+    them. `hidden_modules` lists modules of the library whose functions are disabled
+    (hidden_modules.py), each with the names in it that stay allowed.
+    `missing` names the kinds of isolation that could not be set up; None before `isolate`.
     """
 
     user: int
@@ -53,38 +54,38 @@ class Walls:
     processes_of_rank: int = 64  # a rank with ten process groups has 35 threads
     scratch: int = 512 * 2**20
     file_size: int = 256 * 2**20
-    hidden: tuple[str, ...] = (EXCHANGE,)
-    absent: AbsentModules = ()
+    hidden_files: tuple[str, ...] = (EXCHANGE,)
+    hidden_modules: HiddenModules = ()
     missing: tuple[str, ...] | None = None
 
-    def stand(self, name: str) -> bool:
-        """Whether the wall of this name has been set up."""
-        return self.missing is not None and not any(w.startswith(name) for w in self.missing)
+    def has(self, name: str) -> bool:
+        """Whether the kind of isolation with this name has been set up."""
+        return self.missing is not None and not any(m.startswith(name) for m in self.missing)
 
 
-def raise_walls(walls: Walls) -> list[str]:
-    """Isolate this process and its future children; return the names of missing walls."""
-    absent = dict(walls.absent)
-    take_away(absent)
-    hidden = [*walls.hidden, *files_of(absent)]
-    raising: dict[str, Callable[[], None]] = {
-        "another user": lambda: _check_user(walls),
-        "files": lambda: change_root(walls.user, walls.scratch, hidden),
+def isolate(isolation: Isolation) -> list[str]:
+    """Isolate this process and its future children; return the kinds of isolation that fail."""
+    modules = dict(isolation.hidden_modules)
+    hide_modules(modules)
+    hidden = [*isolation.hidden_files, *files_of(modules)]
+    kinds: dict[str, Callable[[], None]] = {
+        "another user": lambda: _check_user(isolation),
+        "files": lambda: change_root(isolation.user, isolation.scratch, hidden),
         "network": _close_network,
         "shared memory": lambda: kernel.unshare(kernel.NEW_IPC | kernel.NEW_NAMES),
         "system calls": _check_filter,
     }
     missing = []
-    for name, raise_wall in raising.items():
+    for name, set_up in kinds.items():
         try:
-            raise_wall()
+            set_up()
         except OSError as error:
             missing.append(f"{name} ({error})")
     return missing
 
 
-def _check_user(walls: Walls) -> None:
-    if not _may_become(walls.user):
+def _check_user(isolation: Isolation) -> None:
+    if not _may_become(isolation.user):
         raise OSError("only root of the machine can change to another user")
 
 
@@ -126,25 +127,25 @@ def environment() -> dict[str, str]:
     return {**copied, "HOME": HOME, "USER": "learner", "LOGNAME": "learner", "MPLBACKEND": "agg"}
 
 
-def step_behind(walls: Walls, rank: int | None = None) -> None:
+def confine(isolation: Isolation, rank: int | None = None) -> None:
     """Confine this process permanently: change to the notebook's or rank's user, and set limits.
 
     A rank also gets separate scratch folders, so that ranks share only the messages they send.
     """
     os.setpriority(os.PRIO_PROCESS, 0, NICE)
     if rank is not None:
-        with suppress(OSError):  # then `missing` already names the wall "files"
-            own_scratch(walls.scratch)
+        with suppress(OSError):  # `missing` already names "files"
+            own_scratch(isolation.scratch)
     _limit(resource.RLIMIT_CORE, 0)
-    _limit(resource.RLIMIT_FSIZE, walls.file_size)
+    _limit(resource.RLIMIT_FSIZE, isolation.file_size)
     _limit(resource.RLIMIT_NOFILE, OPEN_FILES)
-    most = walls.processes
-    if walls.stand("another user"):  # the kernel counts by user
-        most = walls.processes if rank is None else walls.processes_of_rank
-    elif not walls.stand("processes"):
+    most = isolation.processes
+    if isolation.has("another user"):  # the kernel counts by user
+        most = isolation.processes if rank is None else isolation.processes_of_rank
+    elif not isolation.has("processes"):
         most += _threads()
     _limit(resource.RLIMIT_NPROC, most)
-    user = walls.user if rank is None else walls.user + 1 + rank
+    user = isolation.user if rank is None else isolation.user + 1 + rank
     if _may_become(user):
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -159,18 +160,18 @@ def step_behind(walls: Walls, rank: int | None = None) -> None:
         calls.put_on("notebook" if rank is None else "rank")
 
 
-def end_all_of(walls: Walls, ranks: int) -> None:
+def end_all_of(isolation: Isolation, ranks: int) -> None:
     """Kill all processes of the ranks' users at the same moment, so that none can fork again.
 
     The supervisor uses this if killing its children one after another does not succeed.
     """
-    if not walls.stand("another user"):
-        if walls.stand("processes"):  # without this wall, it would kill all our user's processes
+    if not isolation.has("another user"):
+        if isolation.has("processes"):  # otherwise it would kill all our user's processes
             os.kill(-1, signal.SIGKILL)
         else:
             _stop_descendants()
         return
-    for user in range(walls.user + 1, walls.user + 1 + ranks):
+    for user in range(isolation.user + 1, isolation.user + 1 + ranks):
         pid = os.fork()
         if pid == 0:
             with suppress(OSError):

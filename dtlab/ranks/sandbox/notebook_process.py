@@ -1,17 +1,17 @@
-"""A room: the sandboxed process that runs the cells of one notebook, one by one, in IPython.
+"""The sandboxed process that runs the cells of one notebook, one by one, in IPython.
 
-    grader                             room
+    grader                             the notebook's process
     (number, source)  ── CELL ──────►  run it in the notebook's namespace
     outputs           ◄── DONE ──────  in the format of nbformat, limited in size
     name              ── TAKE ──────►
-    its value         ◄── TAKEN ─────  plain data, with functions sealed: only ranks load them
+    its value         ◄── TAKEN ─────  plain data; functions as pickles, which only ranks load
 
-    doorkeeper ── fork ──► a server for the launches in the room's cells
-        │      └─ fork ──► the room
-        └── ENDED ──► grader           how the room ended, on a socket that the room does not have
+    its parent ── fork ──► a server for the launches in the notebook's cells
+        │      └─ fork ──► the notebook's process
+        └── ENDED ──► grader           how it ended, on a socket that only its parent has
 
-The grader decodes only plain data from a room. If a cell does not end, the grader ends the room,
-together with all other processes in the sandbox.
+The grader decodes only plain data from a notebook's process. If a cell does not end, the grader
+ends the process, together with all others in the sandbox.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import torch
 
 from dtlab.ranks import cells, protocol, system
 from dtlab.ranks.launch import client
-from dtlab.ranks.plain import NotPlain, Opaque, Sealed, decode, encode
-from dtlab.ranks.sandbox.isolation import HOME, Walls, environment, step_behind
+from dtlab.ranks.plain import NotPlain, Opaque, PickledFunction, decode, encode
+from dtlab.ranks.sandbox.isolation import HOME, Isolation, confine, environment
 from dtlab.ranks.sandbox.outer_process import close_all_but
 from dtlab.ranks.transport import Closed, pack, receive_frame, send_frame
 
@@ -43,28 +43,30 @@ if TYPE_CHECKING:
 KEPT_TEXT = 100_000  # characters of a cell's printed text, for each of the two streams
 KEPT_OUTPUTS = 50  # figures and tables of one cell
 KEPT_BYTES = 4 * 2**20  # all outputs of one cell together
-MEMORY = 4 * 2**30  # bytes of memory of the room's process
+MEMORY = 4 * 2**30  # bytes of memory of the notebook's process
 MOST_SECONDS = 8  # limit on the timeout of launches in a cell
 
 
-def main(fds: list[int], walls: Walls, serve: Callable[[socket.socket, int], None]) -> NoReturn:
-    """Run a room; this process is its doorkeeper.
+def main(
+    fds: list[int], isolation: Isolation, serve: Callable[[socket.socket, int], None]
+) -> NoReturn:
+    """Fork a notebook's process, wait until it ends, and report to the grader how it ended.
 
-    `fds` are the room's socket to the grader, and the doorkeeper's. `serve(sock, parent)` serves
-    the launches in cells until `parent` ends.
+    `fds` are the sockets of the notebook's process and of this one to the grader.
+    `serve(sock, parent)` serves the launches in cells until `parent` ends.
     """
     try:
         os.setsid()
         system.die_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        setproctitle.setproctitle(protocol.ROOM_TITLE)
+        setproctitle.setproctitle(protocol.NOTEBOOK_TITLE)
         close_all_but(*fds)
         ours, theirs = socket.socketpair()
-        _fork(lambda: _launch_for(theirs, walls, serve))
-        room = _fork(lambda: _be_room(fds[0], ours, walls))
+        _fork(lambda: _launch_for(theirs, isolation, serve))
+        notebook = _fork(lambda: _run_notebook(fds[0], ours, isolation))
         close_all_but(fds[1])
-        _, status = os.waitpid(room, os.WUNTRACED)
+        _, status = os.waitpid(notebook, os.WUNTRACED)
         send_frame(socket.socket(fileno=fds[1]), protocol.ENDED, encode(status))
     finally:
         os._exit(0)  # the kernel then ends the children
@@ -84,20 +86,20 @@ def _fork(run: Callable[[], None]) -> int:
 
 
 def _launch_for(
-    sock: socket.socket, walls: Walls, serve: Callable[[socket.socket, int], None]
+    sock: socket.socket, isolation: Isolation, serve: Callable[[socket.socket, int], None]
 ) -> None:
     """Serve the launches in cells."""
-    doorkeeper = os.getppid()
+    parent = os.getppid()
     close_all_but(sock.fileno())
-    step_behind(walls)
+    confine(isolation)
     setproctitle.setproctitle(protocol.SERVER_TITLE)
     system.adopt_orphans()
-    serve(sock, doorkeeper)
+    serve(sock, parent)
 
 
-def _be_room(line: int, launches: socket.socket, walls: Walls) -> None:
+def _run_notebook(line: int, launches: socket.socket, isolation: Isolation) -> None:
     close_all_but(line, launches.fileno())
-    step_behind(walls)
+    confine(isolation)
     torch.set_num_threads(1)  # on a busy machine, several threads would block each other
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     client.SERVER.adopt(launches)
@@ -128,14 +130,14 @@ def _serve(grader: socket.socket, shell: InteractiveShell) -> None:
 
 
 def _shell() -> InteractiveShell:
-    """An IPython shell for the room, which shows figures."""
+    """An IPython shell for the notebook, which shows figures."""
     shell = cells.new_shell(folder=HOME)
     cells.show_figures(shell)
     return shell
 
 
 def rehearse() -> None:
-    """Do once what every room does first; done before a fork, this saves each room 100 ms."""
+    """Do once what each notebook's process does first; before a fork, this saves each 100 ms."""
     import builtins
 
     import matplotlib.pyplot as plt
@@ -175,9 +177,9 @@ class _Bounded(io.StringIO):
     dropped = 0
 
     def write(self, text: str) -> int:
-        room = max(0, KEPT_TEXT - self.tell())
-        super().write(text[:room])
-        self.dropped += max(0, len(text) - room)
+        left = max(0, KEPT_TEXT - self.tell())
+        super().write(text[:left])
+        self.dropped += max(0, len(text) - left)
         return len(text)
 
     def __bool__(self) -> bool:
@@ -219,16 +221,16 @@ def _bounded(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def take(names: dict[str, Any], name: str) -> bytes:
-    """Encode the value of a variable in a list: plain data, functions sealed; [] if undefined."""
+    """Encode the value of a variable in a list, functions as pickles; [] if it is undefined."""
     try:
-        return encode([names[name]] if name in names else [], _seal)
+        return encode([names[name]] if name in names else [], _pickled)
     except NotPlain:
         return encode([Opaque(type(names[name]).__name__)])
 
 
-def _seal(value: Any) -> Sealed | Opaque:
+def _pickled(value: Any) -> PickledFunction | Opaque:
     if callable(value):
         with contextlib.suppress(Exception):  # objects define how they are pickled
             packed = pack(value)
-            return Sealed(bytes(packed.pickled), tuple(map(bytes, packed.buffers)))
+            return PickledFunction(bytes(packed.pickled), tuple(map(bytes, packed.buffers)))
     return Opaque(type(value).__name__)

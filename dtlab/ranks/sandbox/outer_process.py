@@ -1,11 +1,11 @@
-"""The warden of a sandbox: starts the server in it, and ends all its processes.
+"""The outer process of a sandbox: starts the server in it, and ends all its processes.
 
-    server ── fork ──► warden                removes the control group at the end
+    server ── fork ──► outer process         removes the control group at the end
                           └── fork ──► the server in the sandbox; it is the first process of its
                                        PID namespace, so the kernel ends all others with it
 
-The warden trusts requests of the grader, but none of its child processes. It keeps the grader's
-socket open until all of these have ended.
+The outer process trusts requests of the grader, but none of its child processes. It keeps the
+grader's socket open until all of these have ended.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from dtlab.ranks import protocol, system
 from dtlab.ranks.plain import encode
 from dtlab.ranks.sandbox import kernel_calls as kernel
 from dtlab.ranks.sandbox.cgroups import Group
-from dtlab.ranks.sandbox.isolation import Walls, raise_walls
+from dtlab.ranks.sandbox.isolation import Isolation, isolate
 from dtlab.ranks.sandbox.untrusted_ranks import come_first
 from dtlab.ranks.transport import receive_frame, send_frame
 
 
-def main(fds: list[int], serve: Callable[[socket.socket, int, Walls], None]) -> NoReturn:
-    """Set up the walls requested on the socket `fds[0]`, report missing ones, and run `serve`."""
+def main(fds: list[int], serve: Callable[[socket.socket, int, Isolation], None]) -> NoReturn:
+    """Set up the isolation that the grader sends on the socket `fds[0]`, and run `serve` in it.
+
+    Reports to the grader which kinds of isolation are missing.
+    """
     inside, group = -1, Group(f"dtlab-{os.getpid()}")
 
     def end(*_: object) -> None:
@@ -40,23 +43,23 @@ def main(fds: list[int], serve: Callable[[socket.socket, int, Walls], None]) -> 
             system.kill(inside)
 
     try:
-        setproctitle.setproctitle(protocol.WARDEN_TITLE)
+        setproctitle.setproctitle(protocol.OUTER_TITLE)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, end)
         system.die_with_parent(signal.SIGTERM)
         close_all_but(fds[0])
         sock = socket.socket(fileno=fds[0])
-        walls: Walls = pickle.loads(receive_frame(sock)[1])
+        isolation: Isolation = pickle.loads(receive_frame(sock)[1])
         refused = _new_processes()
         missing = [f"processes ({refused})"] if refused else []
         try:
-            group.make(walls.memory, walls.processes)
+            group.make(isolation.memory, isolation.processes)
         except OSError as error:
             missing.append(f"memory and processes together ({error})")
         inside = os.fork()
         if inside == 0:
-            _serve(sock, walls, group, missing, serve)
+            _serve(sock, isolation, group, missing, serve)
         _wait(sock, inside, takes_all=not refused)
     finally:
         group.remove()
@@ -114,10 +117,10 @@ def _create_user_namespace() -> None:
 
 def _serve(
     sock: socket.socket,
-    walls: Walls,
+    isolation: Isolation,
     group: Group,
     missing: list[str],
-    serve: Callable[[socket.socket, int, Walls], None],
+    serve: Callable[[socket.socket, int, Isolation], None],
 ) -> NoReturn:
     try:
         system.die_with_parent()
@@ -126,8 +129,8 @@ def _serve(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         with contextlib.suppress(OSError):  # there is no group, as `missing` reports
             group.enter()
-        missing += raise_walls(walls)
+        missing += isolate(isolation)
         send_frame(sock, protocol.MISSING, encode((missing, group.name)))
-        serve(sock, os.getppid(), replace(walls, missing=tuple(missing)))
+        serve(sock, os.getppid(), replace(isolation, missing=tuple(missing)))
     finally:
         os._exit(0)

@@ -1,10 +1,10 @@
 """The grader's interface to a sandbox: launches ranks and runs notebook cells in it.
 
-    with Enclosure(server, walls) as enclosure:      # about 30 ms, once the server is warm
-        room = enclosure.open_room()                 # a process for the cells of one notebook
-        room.run(1, "x = 6 * 7", limit=30)           # outputs in the format of nbformat
-        room.take("x")                               # [42]
-        Conversation(spec, call, output, inputs, enclosure).run()     # ranks, as client.py does
+    with Sandbox(server, isolation) as sandbox:      # about 30 ms, once the server is warm
+        notebook = sandbox.start_notebook()          # a process for the cells of one notebook
+        notebook.run(1, "x = 6 * 7", limit=30)       # outputs in the format of nbformat
+        notebook.take("x")                           # [42]
+        Conversation(spec, call, output, inputs, sandbox).run()     # ranks, as client.py does
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from dtlab.ranks import protocol
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import NotPlain, decode, encode
 from dtlab.ranks.sandbox.cgroups import Group
-from dtlab.ranks.sandbox.isolation import HOME, Walls
+from dtlab.ranks.sandbox.isolation import HOME, Isolation
 from dtlab.ranks.sandbox.time_limits import FOR_CELLS, Patience
 from dtlab.ranks.sandbox.untrusted_data import TooMuch, opened, spoken
 from dtlab.ranks.transport import HEADER, Closed, receive_frame, send_frame, send_request
 
-__all__ = ["Enclosure", "Room", "RoomGone", "RoomHung"]
+__all__ = ["NotebookEnded", "NotebookHung", "NotebookProcess", "Sandbox"]
 
 START_LIMIT = 20.0  # seconds
 END_LIMIT = 60.0  # seconds until all processes in the sandbox have ended: there may be many
 TAKE_LIMIT = 10.0  # seconds to pickle a function
-TOLD_LIMIT = 3.0  # seconds from the end of a room until its doorkeeper has reported it
-DONE_BYTES, TAKEN_BYTES = 8 * 2**20, 64 * 2**20  # maximum lengths of answers; see room.py
+TOLD_LIMIT = 3.0  # seconds from the end of a notebook's process until its parent has reported it
+DONE_BYTES, TAKEN_BYTES = 8 * 2**20, 64 * 2**20  # maximum lengths of answers
 STATUS_BYTES = 16
 _ENDS = {
     signal.SIGSEGV: "it crashed: it accessed invalid memory",
@@ -46,27 +46,30 @@ _ENDS = {
 }
 
 
-class RoomGone(Exception):
+class NotebookEnded(Exception):
     """The notebook's process has ended, or sent an invalid answer; the message says which."""
 
 
-class RoomHung(Exception):
+class NotebookHung(Exception):
     """A cell was still running at its time limit."""
 
 
-class Enclosure:
+class Sandbox:
     """A sandbox with a server in it. Closing it ends all processes in the sandbox."""
 
-    def __init__(self, server: Server, walls: Walls) -> None:
-        """Start the sandbox; `missing` then names absent walls. Raises `LaunchError`."""
+    def __init__(self, server: Server, isolation: Isolation) -> None:
+        """Start the sandbox. Raises `LaunchError`.
+
+        `missing` then names the kinds of isolation that the system does not support.
+        """
         self._sock, theirs = socket.socketpair()
         try:
-            server.request(protocol.WARDEN, [theirs.fileno()])
+            server.request(protocol.SANDBOX, [theirs.fileno()])
         finally:
             theirs.close()
         try:
             self._sock.settimeout(START_LIMIT)
-            send_frame(self._sock, protocol.WALLS, pickle.dumps(walls))
+            send_frame(self._sock, protocol.ISOLATION, pickle.dumps(isolation))
             _, body = receive_frame(self._sock)
         except (OSError, Closed) as error:
             self._sock.close()
@@ -74,27 +77,27 @@ class Enclosure:
         self._sock.settimeout(None)
         missing, group = decode(body)
         self.missing: list[str] = missing
-        self._walls = replace(walls, missing=tuple(missing))
+        self._isolation = replace(isolation, missing=tuple(missing))
         self._group = Group(group)
 
     @property
     def folder(self) -> str:
-        """The ranks' working folder: the sandbox's home, or "/" without the wall "files"."""
-        return HOME if self._walls.stand("files") else "/"
+        """The ranks' working folder: the sandbox's home, or "/" if its files are not isolated."""
+        return HOME if self._isolation.has("files") else "/"
 
     def request(self, kind: bytes, fds: list[int]) -> None:
         """Send a request to the server in the sandbox; see `client.Door`."""
         send_request(self._sock, kind, fds)
 
-    def open_room(self) -> Room:
+    def start_notebook(self) -> NotebookProcess:
         """Start a new process for the cells of one notebook."""
         (line, its_line), (ends, its_ends) = socket.socketpair(), socket.socketpair()
         try:
-            self.request(protocol.ROOM, [its_line.fileno(), its_ends.fileno()])
+            self.request(protocol.NOTEBOOK, [its_line.fileno(), its_ends.fileno()])
         finally:
             its_line.close()
             its_ends.close()
-        return Room(line, ends, self)
+        return NotebookProcess(line, ends, self)
 
     def come_last(self, last: bool) -> None:
         """Reduce the sandbox's share of busy CPUs to a tenth, or restore the usual share."""
@@ -117,39 +120,39 @@ class Enclosure:
                 pass
         self._sock.close()
 
-    def __enter__(self) -> Enclosure:
+    def __enter__(self) -> Sandbox:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class Room:
+class NotebookProcess:
     """The process of one notebook, connected by `line`; its wait status arrives on `ends`."""
 
-    def __init__(self, line: socket.socket, ends: socket.socket, enclosure: Enclosure) -> None:
-        self._line, self._ends, self._enclosure = line, ends, enclosure
+    def __init__(self, line: socket.socket, ends: socket.socket, sandbox: Sandbox) -> None:
+        self._line, self._ends, self._sandbox = line, ends, sandbox
 
     def run(self, number: int, source: str, limit: float) -> list[dict[str, Any]]:
         """Run a cell, and return its outputs in the format of nbformat, an error last.
 
-        Raises `RoomHung` after `limit` seconds (see `Patience`), and `RoomGone` if the process has
-        ended. After either of them the room cannot be used again.
+        Raises `NotebookHung` after `limit` seconds (see `Patience`), and `NotebookEnded` if the
+        process has ended. After either of them the process cannot be used again.
         """
         outputs = self._ask(protocol.CELL, (number, source), protocol.DONE, DONE_BYTES, limit)
         if not isinstance(outputs, list) or not all(isinstance(item, dict) for item in outputs):
-            raise RoomGone("its answer was not a list of outputs")
+            raise NotebookEnded("its answer was not a list of outputs")
         return [{str(key): spoken(value) for key, value in item.items()} for item in outputs]
 
     def take(self, name: str) -> list[Any]:
         """Return `[value]` for a variable of the notebook, and `[]` if it is not defined.
 
-        Functions are sealed; other objects that are not plain data are `Opaque`. Raises the errors
-        of `run`.
+        Functions come as `PickledFunction`; other objects that are not plain data as `Opaque`.
+        Raises the errors of `run`.
         """
         taken = self._ask(protocol.TAKE, name, protocol.TAKEN, TAKEN_BYTES, TAKE_LIMIT)
         if not isinstance(taken, list) or len(taken) > 1:
-            raise RoomGone("its answer was not a variable's value")
+            raise NotebookEnded("its answer was not a variable's value")
         return taken
 
     def close(self) -> None:
@@ -159,23 +162,23 @@ class Room:
 
     def _ask(self, tag: bytes, request: Any, expected: bytes, most: int, limit: float) -> Any:
         """Send a request and return the answer; `limit` is in seconds for the whole answer."""
-        patience = self._enclosure.patience(limit)
+        patience = self._sandbox.patience(limit)
         try:
             self._line.settimeout(limit)
             send_frame(self._line, tag, encode(request))
             answered, size = HEADER.unpack(self._receive(HEADER.size, patience))
             if answered != expected or size > most:
-                raise RoomGone("its answer was of the wrong kind, or too long")
+                raise NotebookEnded("its answer was of the wrong kind, or too long")
             return opened(self._receive(size, patience))
         except TimeoutError:
-            raise RoomHung(f"still running after {limit:g} s") from None
+            raise NotebookHung(f"still running after {limit:g} s") from None
         except OSError:
-            raise RoomGone(self._how_it_ended()) from None
+            raise NotebookEnded(self._how_it_ended()) from None
         except (NotPlain, TooMuch) as error:
-            raise RoomGone(f"its answer is invalid: {error}") from None
+            raise NotebookEnded(f"its answer is invalid: {error}") from None
 
     def _receive(self, size: int, patience: Patience) -> bytearray:
-        """Receive `size` bytes. Raises TimeoutError, or OSError if the room has ended."""
+        """Receive `size` bytes. Raises TimeoutError, or OSError if the process has ended."""
         data, poller = bytearray(), select.poll()
         for sock in (self._line, self._ends):
             poller.register(sock, select.POLLIN)
@@ -186,7 +189,7 @@ class Room:
                     continue
                 raise TimeoutError
             if self._line.fileno() not in ready:
-                raise Closed("the room has ended")
+                raise Closed("the notebook's process has ended")
             part = self._line.recv(min(size - len(data), 2**20))
             if not part:
                 raise Closed("the line is closed")
@@ -194,7 +197,7 @@ class Room:
         return data
 
     def _how_it_ended(self) -> str:
-        """How the room's process ended, as a text."""
+        """How the process ended, as a text."""
         try:
             self._ends.settimeout(TOLD_LIMIT)
             _, body = receive_frame(self._ends, STATUS_BYTES)
@@ -206,8 +209,8 @@ class Room:
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return f"it ended by itself, with exit status {code}"
-        if code == -signal.SIGKILL and self._enclosure.out_of_memory():
-            most = self._enclosure._walls.memory
+        if code == -signal.SIGKILL and self._sandbox.out_of_memory():
+            most = self._sandbox._isolation.memory
             return f"it was killed because its memory limit of {most / 1e9:.1f} GB was exceeded"
         return _ENDS.get(signal.Signals(-code), f"it was ended by {signal.Signals(-code).name}")
 

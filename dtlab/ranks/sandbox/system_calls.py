@@ -43,7 +43,7 @@ _SHARED_BY_NAME: dict[str, _Number] = {  # visible to all processes of a namespa
     # these show when another process opens a shared file
     "inotify_init": (253, None), "inotify_init1": (294, 26), "fanotify_init": (300, 262),
 }  # fmt: skip
-_WALLS_THEMSELVES: dict[str, _Number] = {
+_CHANGES_OF_ISOLATION: dict[str, _Number] = {
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
     "setns": (308, 268), "unshare": (272, 97), "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
@@ -64,7 +64,7 @@ _SEEN_BY_ALL: dict[str, _Number] = {
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30),
     "setpgid": (109, 154), "flock": (73, 32),
 }  # fmt: skip
-_ALWAYS = _OTHERS_MEMORY | _SHARED_BY_NAME | _WALLS_THEMSELVES | _DEEP_IN_THE_KERNEL
+_ALWAYS = _OTHERS_MEMORY | _SHARED_BY_NAME | _CHANGES_OF_ISOLATION | _DEEP_IN_THE_KERNEL
 _REFUSED: Mapping[Role, Mapping[str, _Number]] = {
     "notebook": _ALWAYS, "rank": _ALWAYS | _SEEN_BY_ALL,
 }  # fmt: skip

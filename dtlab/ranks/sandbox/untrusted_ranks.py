@@ -14,7 +14,7 @@ from dtlab.ranks.protocol import Finding, Frame, OpInfo
 from dtlab.ranks.watch.stacks import StackPipe, parse
 from dtlab.ranks.watch.watcher import Ask, Watcher
 
-__all__ = ["CarefulStackPipe", "CarefulWatcher", "come_first", "reap_some"]
+__all__ = ["UntrustedRanksWatcher", "UntrustedStackPipe", "come_first", "reap_some"]
 
 MOST_SECONDS = 2.0  # for one check of announcements; with honest ranks it takes a millisecond
 MOST_STACK = 1 << 18  # bytes of a rank's stack trace
@@ -23,7 +23,7 @@ MOST_REAPED = 100
 Result = TypeVar("Result")
 
 
-class CarefulWatcher(Watcher):
+class UntrustedRanksWatcher(Watcher):
     """A watcher that gives up if ranks write invalid records, or too many of them.
 
     The time limit then ends the ranks.
@@ -82,7 +82,7 @@ def _alarm() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-class CarefulStackPipe(StackPipe):
+class UntrustedStackPipe(StackPipe):
     """Reads a stack trace, with limits on its size and on the time for reading it."""
 
     def read_all(self, deadline: float = 0.0) -> list[list[Frame]]:
@@ -107,7 +107,7 @@ def come_first() -> None:
     """Give this process the highest scheduling priority.
 
     Otherwise hundreds of processes of a fork bomb would leave it almost no CPU time. Its children
-    inherit the priority until they confine themselves (`walls.step_behind`).
+    inherit the priority until they confine themselves (`isolation.confine`).
     """
     with contextlib.suppress(OSError):  # requires root
         os.setpriority(os.PRIO_PROCESS, 0, -20)

@@ -63,7 +63,7 @@ class Record(NamedTuple):
     role: int  # how the operation is matched
 
 
-def seal(slot: int, *fields: int) -> int:
+def checksum(slot: int, *fields: int) -> int:
     """The checksum of a record in this slot; the same in all processes forked from one.
 
     A process may see another's writes late and in another order. With a simple counter instead,
@@ -117,7 +117,7 @@ class Writer:
             kind, number, thread, group, group_text, signature, text, peer, tag, place, role,
         )  # fmt: skip
         at = 64 + slot % CAPACITY * _RECORD.size
-        _RECORD.pack_into(self._memory, at, *fields, seal(slot, *fields))
+        _RECORD.pack_into(self._memory, at, *fields, checksum(slot, *fields))
 
     def text(self, text: str) -> int:
         """The index of a string in this rank's table; 0 if the table is full."""
@@ -153,8 +153,8 @@ class Reader:
         records: list[Record] = []
         while len(records) < CAPACITY:
             at = 64 + self._read % CAPACITY * _RECORD.size
-            *fields, sealed = _RECORD.unpack_from(self._memory, at)
-            if sealed != seal(self._read, *fields):
+            *fields, stored = _RECORD.unpack_from(self._memory, at)
+            if stored != checksum(self._read, *fields):
                 break  # not written yet, or not complete
             records.append(Record._make(fields))
             self._read += 1

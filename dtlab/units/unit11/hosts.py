@@ -155,7 +155,7 @@ class Actors:
 
     def send(self, *message: Any) -> Any:
         """Returns what the judge answers, or raises the error that it names."""
-        error, value = self._tell(decode(encode(list(message), _sealed)))
+        error, value = self._tell(decode(encode(list(message), _as_opaque)))
         if error:
             kinds = {kind.__name__: kind for kind in (TypeError, ValueError, AttributeError)}
             raise kinds.get(error, RuntimeError)(value)
@@ -186,7 +186,7 @@ class _Method:
         return Reference(self._actors.send("call", *call))
 
 
-def _sealed(value: Any) -> Opaque:
+def _as_opaque(value: Any) -> Opaque:
     """A reference as a mark with its number; of anything else only the name of its type."""
     is_reference = isinstance(value, Reference)
     return Opaque(f"reference {value.number}" if is_reference else type(value).__name__)

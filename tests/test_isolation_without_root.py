@@ -1,4 +1,4 @@
-"""Where we are not root, walls are made of what the system gives all, and the rest is said."""
+"""Without root, code is isolated as far as the system allows, and what is missing is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 NOBODY = 65534
-WALLS = {
+KINDS = {
     "another user", "memory and processes together", "processes", "files", "network",
     "shared memory", "system calls",
 }  # fmt: skip
@@ -24,9 +24,9 @@ import torch.distributed as dist
 from dtlab.ranks.sandbox import system_calls as calls
 from dtlab.ranks.sandbox import kernel_calls as kernel
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.sandbox.sandbox import Enclosure, RoomGone
-from dtlab.ranks.launch.launcher import launch_sealed
-from dtlab.ranks.sandbox.isolation import Walls
+from dtlab.ranks.sandbox.sandbox import Sandbox, NotebookEnded
+from dtlab.ranks.launch.launcher import launch_graded
+from dtlab.ranks.sandbox.isolation import Isolation
 
 def total(rank):
     numbers = torch.ones(1000)
@@ -41,19 +41,19 @@ if __name__ == "__main__":
         kernel.keep_privileges_away()
         calls.put_on("notebook")
     server, told = Server("IPython.core.interactiveshell", "matplotlib.pyplot"), {}
-    with Enclosure(server, Walls(user=2_000_000)) as enclosure:
-        told["missing"] = enclosure.missing
-        room = enclosure.open_room()
-        told["cell"] = room.run(1, "import dtlab\\nprint(dtlab.launch(lambda: 5).values)", 30)
+    with Sandbox(server, Isolation(user=2_000_000)) as sandbox:
+        told["missing"] = sandbox.missing
+        notebook = sandbox.start_notebook()
+        told["cell"] = notebook.run(1, "import dtlab\\nprint(dtlab.launch(lambda: 5).values)", 30)
         source = "print(open('/proc/self/status').read().split('CapEff:')[1].split()[0])"
-        told["rights"] = room.run(4, source, 30)
-        told["files"] = room.run(2, f"import os\\nprint(os.path.exists({__file__!r}))", 30)
+        told["rights"] = notebook.run(4, source, 30)
+        told["files"] = notebook.run(2, f"import os\\nprint(os.path.exists({__file__!r}))", 30)
         try:
-            room.run(3, "import os\\nos._exit(4)", 30)
-        except RoomGone as error:
+            notebook.run(3, "import os\\nos._exit(4)", 30)
+        except NotebookEnded as error:
             told["end"] = str(error)
         for fn in (total, processes):
-            run = launch_sealed(fn, inputs=[0, 1, 2], door=enclosure, timeout=30)
+            run = launch_graded(fn, inputs=[0, 1, 2], door=sandbox, timeout=30)
             told[fn.__name__] = run.values
         told["hidden"] = run.trace.hidden_bytes
     server.stop()
@@ -105,12 +105,14 @@ def test_root_that_may_not_change_users_says_so_and_runs_the_code(tmp_path: Path
     assert told["total"] == [3000.0] * 3
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="walls are Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has this isolation")
 @pytest.mark.parametrize("arguments", [(), ("nothing",)], ids=["namespaces", "nothing"])
-def test_what_can_be_raised_without_root_is(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_isolation_that_needs_no_root_is_set_up(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     told = as_nobody(tmp_path, *arguments)
     missing = told["missing"]
-    assert {"another user", "memory and processes together"} <= missing <= WALLS
+    assert {"another user", "memory and processes together"} <= missing <= KINDS
     assert "system calls" not in missing
     if arguments:
         assert {"processes", "files", "network", "shared memory"} <= missing

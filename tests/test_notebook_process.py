@@ -1,4 +1,4 @@
-"""A notebook's cells behind walls: what they give, how they end, and what stays of them."""
+"""A notebook's cells in the sandbox: what they return, how they end, and what stays of them."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ import psutil
 import pytest
 
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.plain import Opaque, Sealed
-from dtlab.ranks.sandbox.isolation import Walls
+from dtlab.ranks.plain import Opaque, PickledFunction
+from dtlab.ranks.sandbox.isolation import Isolation
 from dtlab.ranks.sandbox.notebook_process import KEPT_TEXT
-from dtlab.ranks.sandbox.sandbox import Enclosure, Room, RoomGone, RoomHung
-from tests.behind_walls import (
+from dtlab.ranks.sandbox.sandbox import NotebookEnded, NotebookHung, NotebookProcess, Sandbox
+from tests.sandboxed import (
     MEMORY,
     SLACK,
     USERS,
-    enclosure,
     needs_root,
     processes,
+    sandbox,
     server,
 )
 
 pytestmark = [needs_root, pytest.mark.slow]
-__all__ = ["enclosure", "server"]  # fixtures
+__all__ = ["sandbox", "server"]  # fixtures
 
 
 @pytest.fixture
-def room(enclosure: Enclosure) -> Iterator[Room]:
-    one = enclosure.open_room()
+def notebook(sandbox: Sandbox) -> Iterator[NotebookProcess]:
+    one = sandbox.start_notebook()
     yield one
     one.close()
 
 
-def printed(room: Room, source: str, limit: float = 20.0) -> str:
+def printed(notebook: NotebookProcess, source: str, limit: float = 20.0) -> str:
     """What a cell prints; fails for one that raises."""
-    outputs = room.run(1, textwrap.dedent(source), limit)
+    outputs = notebook.run(1, textwrap.dedent(source), limit)
     assert not [one for one in outputs if one["output_type"] == "error"], outputs
     return "".join(one["text"] for one in outputs if one["output_type"] == "stream")
 
@@ -50,28 +50,29 @@ def printed(room: Room, source: str, limit: float = 20.0) -> str:
 # Cells ------------------------------------------------------------------------------------------
 
 
-def test_cells_are_run_as_in_a_notebook(room: Room) -> None:
-    assert printed(room, "x = 6 * 7\nprint(x)") == "42\n"
-    (shown,) = room.run(2, "x + 1", 20)
+def test_cells_are_run_as_in_a_notebook(notebook: NotebookProcess) -> None:
+    assert printed(notebook, "x = 6 * 7\nprint(x)") == "42\n"
+    (shown,) = notebook.run(2, "x + 1", 20)
     assert shown["data"]["text/plain"] == "43"
-    (error,) = room.run(3, "y = 1\n1 / 0", 20)
+    (error,) = notebook.run(3, "y = 1\n1 / 0", 20)
     assert error["ename"] == "ZeroDivisionError"
     assert error["traceback"][0] == "  cell 3, line 2: 1 / 0"
-    (error,) = room.run(4, "if", 20)
+    (error,) = notebook.run(4, "if", 20)
     assert error["ename"] == "SyntaxError"
-    assert printed(room, "print(y)") == "1\n"
+    assert printed(notebook, "print(y)") == "1\n"
 
 
-def test_figures_are_shown(room: Room) -> None:
+def test_figures_are_shown(notebook: NotebookProcess) -> None:
     source = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
-    assert [one["data"].keys() for one in room.run(1, source, 20)] == [{"text/plain", "image/png"}]
+    shown = notebook.run(1, source, 20)
+    assert [one["data"].keys() for one in shown] == [{"text/plain", "image/png"}]
 
 
-def test_nothing_of_the_rehearsal_is_left(room: Room) -> None:
-    assert printed(room, "print('plt' in globals(), len(In), _)") == "False 1 \n"
+def test_nothing_of_the_rehearsal_is_left(notebook: NotebookProcess) -> None:
+    assert printed(notebook, "print('plt' in globals(), len(In), _)") == "False 1 \n"
 
 
-def test_launches_in_cells_go_on_and_are_counted(room: Room) -> None:
+def test_launches_in_cells_go_on_and_are_counted(notebook: NotebookProcess) -> None:
     source = """
         import dtlab, torch
         import torch.distributed as dist
@@ -85,32 +86,33 @@ def test_launches_in_cells_go_on_and_are_counted(room: Room) -> None:
         print(run.values, run.trace.bytes_wire()[0] > 300_000, run.trace.hidden_bytes)
         """
     # PyTorch's sockets may say before it that names are slow, on a machine that is.
-    assert printed(room, source).endswith("[3.0, 3.0, 3.0] True None\n")
+    assert printed(notebook, source).endswith("[3.0, 3.0, 3.0] True None\n")
 
 
-def test_output_is_bounded(room: Room) -> None:
-    text = printed(room, "for _ in range(50):\n    print('x' * 1_000_000)", 40)
+def test_output_is_bounded(notebook: NotebookProcess) -> None:
+    text = printed(notebook, "for _ in range(50):\n    print('x' * 1_000_000)", 40)
     assert KEPT_TEXT < len(text) < KEPT_TEXT + 100
-    outputs = room.run(2, "from IPython.display import display\n" * 1 + "for i in range(500):\n"
-                       "    display({'text/plain': 'x' * 1_000_000}, raw=True)", 40)  # fmt: skip
+    source = "from IPython.display import display\nfor i in range(500):\n"
+    source += "    display({'text/plain': 'x' * 1_000_000}, raw=True)"
+    outputs = notebook.run(2, source, 40)
     assert len(outputs) <= 5
 
 
-def test_outputs_can_be_written_to_a_file(room: Room) -> None:
+def test_outputs_can_be_written_to_a_file(notebook: NotebookProcess) -> None:
     source = "print('a\\ud800b')\nraise ValueError('\\udfff')"
-    stream, error = room.run(1, source, 20)
+    stream, error = notebook.run(1, source, 20)
     assert stream["text"] == "a?b\n"
     assert error["evalue"] == "?"
     repr([stream, error]).encode()
 
 
-def test_answers_are_taken_as_plain_data(room: Room) -> None:
-    printed(room, "a = {'x': (1, 2.5)}\ndef f(x):\n    return x\nc, d = object(), 2**70")
-    assert room.take("a") == [{"x": (1, 2.5)}]
-    assert room.take("nothing") == []
-    assert isinstance(room.take("f")[0], Sealed)
-    assert room.take("c") == [Opaque("object")]
-    assert room.take("d") == [Opaque("int")]
+def test_answers_are_taken_as_plain_data(notebook: NotebookProcess) -> None:
+    printed(notebook, "a = {'x': (1, 2.5)}\ndef f(x):\n    return x\nc, d = object(), 2**70")
+    assert notebook.take("a") == [{"x": (1, 2.5)}]
+    assert notebook.take("nothing") == []
+    assert isinstance(notebook.take("f")[0], PickledFunction)
+    assert notebook.take("c") == [Opaque("object")]
+    assert notebook.take("d") == [Opaque("int")]
 
 
 # Ends -------------------------------------------------------------------------------------------
@@ -146,10 +148,10 @@ ENDS = {
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("source", ENDS)
-def test_a_room_that_ends_says_how(source: str, room: Room) -> None:
+def test_a_process_that_ends_says_how(source: str, notebook: NotebookProcess) -> None:
     begun = time.monotonic()
-    with pytest.raises(RoomGone, match=ENDS[source]):
-        room.run(1, LINE + source, 15)
+    with pytest.raises(NotebookEnded, match=ENDS[source]):
+        notebook.run(1, LINE + source, 15)
     assert time.monotonic() - begun < 8
 
 
@@ -167,40 +169,42 @@ def test_a_room_that_ends_says_how(source: str, room: Room) -> None:
         "    except (OSError, ValueError): pass\nwhile True: pass",
     ],
 )
-def test_a_cell_that_does_not_end_is_given_up_at_its_limit(source: str, room: Room) -> None:
+def test_a_cell_that_does_not_end_is_given_up_at_its_limit(
+    source: str, notebook: NotebookProcess
+) -> None:
     begun = time.monotonic()
-    with pytest.raises(RoomHung, match="still running after 2 s"):
-        room.run(1, LINE + source, 2.0)
+    with pytest.raises(NotebookHung, match="still running after 2 s"):
+        notebook.run(1, LINE + source, 2.0)
     assert 1.9 < time.monotonic() - begun < 4
 
 
 @pytest.mark.proof
 def test_pickling_that_does_not_end_is_given_up(
-    room: Room, monkeypatch: pytest.MonkeyPatch
+    notebook: NotebookProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dtlab.ranks.sandbox.sandbox.TAKE_LIMIT", 2.0)
-    printed(room, "class Slow:\n    def __call__(self): 1\n    def __reduce__(self):\n"
+    printed(notebook, "class Slow:\n    def __call__(self): 1\n    def __reduce__(self):\n"
             "        while True: pass\nslow = Slow()")  # fmt: skip
-    with pytest.raises(RoomHung):
-        room.take("slow")
+    with pytest.raises(NotebookHung):
+        notebook.take("slow")
 
 
-def test_an_answer_that_is_too_long_is_none(room: Room) -> None:
-    printed(room, "long = bytes(80_000_000)")
-    with pytest.raises(RoomGone, match="too long"):
-        room.take("long")
+def test_an_answer_that_is_too_long_is_none(notebook: NotebookProcess) -> None:
+    printed(notebook, "long = bytes(80_000_000)")
+    with pytest.raises(NotebookEnded, match="too long"):
+        notebook.take("long")
 
 
 @pytest.mark.proof
-def test_want_of_memory_is_said_to_be_that(room: Room) -> None:
+def test_want_of_memory_is_said_to_be_that(notebook: NotebookProcess) -> None:
     source = "import mmap\nkept = []\nwhile True:\n    kept.append(mmap.mmap(-1, 2**28))\n"
-    with pytest.raises(RoomGone, match=r"its memory limit of 3\.2 GB was exceeded"):
-        room.run(1, source + "    kept[-1].write(bytes(2**28))", 40)
+    with pytest.raises(NotebookEnded, match=r"its memory limit of 3\.2 GB was exceeded"):
+        notebook.run(1, source + "    kept[-1].write(bytes(2**28))", 40)
 
 
-def test_a_room_may_take_so_much_memory_and_is_told(server: Server) -> None:
-    with Enclosure(server, Walls(user=USERS)) as enclosure:
-        outputs = enclosure.open_room().run(1, "kept = bytearray(5 * 2**30)", 20)
+def test_a_notebook_may_take_so_much_memory_and_is_told(server: Server) -> None:
+    with Sandbox(server, Isolation(user=USERS)) as sandbox:
+        outputs = sandbox.start_notebook().run(1, "kept = bytearray(5 * 2**30)", 20)
     assert [one["ename"] for one in outputs] == ["MemoryError"]
 
 
@@ -251,12 +255,12 @@ kept = [shared_memory.SharedMemory(create=True, size=2**20) for _ in range(20)]
 @pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("what", HOSTILE)
-def test_nothing_stays_of_a_room(what: str, server: Server) -> None:
+def test_nothing_stays_of_a_notebook(what: str, server: Server) -> None:
     before = leftovers()
-    with Enclosure(server, Walls(user=USERS, memory=MEMORY)) as enclosure:
-        room = enclosure.open_room()
-        with contextlib.suppress(RoomHung, RoomGone):
-            room.run(1, "import os, time\n" + HOSTILE[what], 4.0)
+    with Sandbox(server, Isolation(user=USERS, memory=MEMORY)) as sandbox:
+        notebook = sandbox.start_notebook()
+        with contextlib.suppress(NotebookHung, NotebookEnded):
+            notebook.run(1, "import os, time\n" + HOSTILE[what], 4.0)
         begun = time.monotonic()
     assert time.monotonic() - begun < SLACK
     assert processes() == []
@@ -276,49 +280,49 @@ def leftovers() -> dict[str, Any]:
 
 
 def is_ours(group: Path) -> bool:
-    """Others on this machine may have walls of their own."""
+    """Others on this machine may have sandboxes of their own."""
     try:
-        warden = psutil.Process(int(group.name.removeprefix("dtlab-")))
-        return any(parent.pid == os.getpid() for parent in warden.parents())
+        owner = psutil.Process(int(group.name.removeprefix("dtlab-")))
+        return any(parent.pid == os.getpid() for parent in owner.parents())
     except psutil.NoSuchProcess:
         return True
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("which", ["server", "warden"])
+@pytest.mark.parametrize("which", ["server", "outer process"])
 def test_nothing_stays_when_one_of_ours_is_killed(which: str) -> None:
     own = Server("IPython.core.interactiveshell")
     try:
-        with Enclosure(own, Walls(user=USERS, memory=MEMORY)) as enclosure:
-            room = enclosure.open_room()
+        with Sandbox(own, Isolation(user=USERS, memory=MEMORY)) as sandbox:
+            notebook = sandbox.start_notebook()
             source = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)"
-            room.run(1, source, limit=20)
-            assert _comes_to(3)  # the room, what it forked, and its server, which takes a moment
+            notebook.run(1, source, limit=20)
+            assert _comes_to(3)  # the notebook, its fork, and its server, which takes a moment
             assert own._process is not None
             victim = psutil.Process(own._process.pid)
-            if which == "warden":
+            if which == "outer process":
                 (victim,) = victim.children()
             victim.kill()
             assert _comes_to(0)
-            with pytest.raises(RoomGone):
-                room.run(2, "1", 5)
+            with pytest.raises(NotebookEnded):
+                notebook.run(2, "1", 5)
     finally:
         own.stop()
 
 
 def _comes_to(count: int) -> bool:
-    """Whether there are so many processes behind the walls, within a while."""
+    """Whether there are so many processes in the sandbox, within a while."""
     deadline = time.monotonic() + 15
     while len(processes()) != count and time.monotonic() < deadline:
         time.sleep(0.05)
     return len(processes()) == count
 
 
-def test_groups_of_wardens_that_were_killed_are_taken_away_by_others(server: Server) -> None:
+def test_groups_whose_owners_were_killed_are_removed_by_others(server: Server) -> None:
     stale = [parent / f"dtlab-{2**22 + 1}" for parent in Path("/sys/fs/cgroup").glob("memory")]
     for group in stale:
         group.mkdir()
-    with Enclosure(server, Walls(user=USERS, memory=MEMORY)):
+    with Sandbox(server, Isolation(user=USERS, memory=MEMORY)):
         assert not any(map(Path.exists, stale))
     assert leftovers()["groups"] == []
 
@@ -354,13 +358,13 @@ def test_secrets_of_the_grader_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> N
         """
     own = Server("IPython.core.interactiveshell")
     try:
-        with Enclosure(own, Walls(user=USERS, memory=MEMORY)) as enclosure:
-            assert printed(enclosure.open_room(), source, 60).split() == ["0", "False", "0"]
+        with Sandbox(own, Isolation(user=USERS, memory=MEMORY)) as sandbox:
+            assert printed(sandbox.start_notebook(), source, 60).split() == ["0", "False", "0"]
     finally:
         own.stop()
 
 
-def test_a_room_has_no_line_but_its_own(room: Room) -> None:
+def test_a_notebook_has_no_line_but_its_own(notebook: NotebookProcess) -> None:
     source = """
         import os
         names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
@@ -369,12 +373,12 @@ def test_a_room_has_no_line_but_its_own(room: Room) -> None:
         print([name for name in os.listdir("/proc") if name.isdigit() and
                os.stat(f"/proc/{name}").st_uid != os.getuid()])
         """
-    lines, others = printed(room, source).splitlines()
+    lines, others = printed(notebook, source).splitlines()
     assert lines == str(["/dev/null"] * 3 + ["socket"] * 2)
     assert others == "[]"
 
 
-def test_calls_that_a_room_has_and_has_not(room: Room) -> None:
+def test_calls_that_a_notebook_has_and_has_not(notebook: NotebookProcess) -> None:
     source = """
         import ctypes, errno, os, socket
         libc = ctypes.CDLL(None, use_errno=True)
@@ -391,10 +395,10 @@ def test_calls_that_a_room_has_and_has_not(room: Room) -> None:
         """
     if os.uname().machine != "x86_64":
         pytest.skip("the numbers are those of x86")
-    assert printed(room, source) == "[]\n1\n"
+    assert printed(notebook, source) == "[]\n1\n"
 
 
-def test_the_host_is_out_of_sight(room: Room) -> None:
+def test_the_host_is_out_of_sight(notebook: NotebookProcess) -> None:
     here = Path(__file__)
     source = f"""
         import os
@@ -405,14 +409,15 @@ def test_the_host_is_out_of_sight(room: Room) -> None:
         import subprocess
         print(subprocess.run(["id", "-u"], capture_output=True, text=True).stdout.strip())
         """
-    assert printed(room, source).split() == ["[]", str(USERS)]
+    assert printed(notebook, source).split() == ["[]", str(USERS)]
 
 
 def test_hidden_folders_are_empty(server: Server, tmp_path: Path) -> None:
     inside = Path(sys.prefix, "lib")
     assert inside.is_dir()
-    walls = Walls(user=USERS, memory=MEMORY, hidden=("/usr/share", "/usr/bin/env", "/nowhere"))
-    with Enclosure(server, walls) as enclosure:
-        assert enclosure.missing == []
+    hidden = ("/usr/share", "/usr/bin/env", "/nowhere")
+    isolation = Isolation(user=USERS, memory=MEMORY, hidden_files=hidden)
+    with Sandbox(server, isolation) as sandbox:
+        assert sandbox.missing == []
         source = "import os\nprint(os.listdir('/usr/share'), os.path.getsize('/usr/bin/env'))"
-        assert printed(enclosure.open_room(), source) == "[] 0\n"
+        assert printed(sandbox.start_notebook(), source) == "[] 0\n"

@@ -18,7 +18,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 from traitlets.config import Config
 
 from dtlab.checks.report import Criterion, Report
-from dtlab.classroom.sanitised import harmless_html, safe_data
+from dtlab.classroom.sanitised import safe_data, safe_html
 from dtlab.classroom.settings import configure
 from tests.hostile.pages import ELSEWHERE, MARKUP, hostile_cells, hostile_notebook
 
@@ -70,7 +70,7 @@ def test_no_cell_of_a_hostile_notebook_acts(template: str) -> None:
 
 
 def test_without_it_the_payloads_would_act(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtlab.classroom.sanitised.harmless_html", lambda text: text)
+    monkeypatch.setattr("dtlab.classroom.sanitised.safe_html", lambda text: text)
     assert len(dangers(rendered(new_notebook(cells=hostile_cells()), "formgrade"))) > 15
 
 
@@ -112,7 +112,7 @@ def test_text_tables_code_links_and_pictures_stay() -> None:
 
 def test_the_judges_report_looks_as_before() -> None:
     report = Report("ring", (Criterion("a", 3, 3, "ok", "`x` is right"),))
-    clean = harmless_html(report._repr_html_())
+    clean = safe_html(report._repr_html_())
     for kept in ("<table", "border-collapse:collapse", "background:#1b7f4b", "white-space:nowrap"):
         assert kept in clean
 

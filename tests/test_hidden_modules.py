@@ -1,4 +1,4 @@
-"""Library code that is taken away can be neither called nor read, and what is allowed stays."""
+"""Hidden library code can be neither called nor read, and what is allowed stays."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dtlab.checks import known_parts
-from dtlab.checks.functions.finished import absent_of, finished_calls
-from dtlab.ranks.sandbox.hidden_modules import files_of, take_away
+from dtlab.checks.functions.finished import finished_calls, hidden_modules_of
+from dtlab.ranks.sandbox.hidden_modules import files_of, hide_modules
 
 MODULE = """
 import functools
@@ -80,12 +80,12 @@ class Model:
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A library's module, imported."""
-    (tmp_path / "taken_away.py").write_text(textwrap.dedent(MODULE))
+    (tmp_path / "hidden_module.py").write_text(textwrap.dedent(MODULE))
     monkeypatch.syspath_prepend(tmp_path)
-    import taken_away  # type: ignore[import-not-found]
+    import hidden_module  # type: ignore[import-not-found]
 
-    yield taken_away
-    del sys.modules["taken_away"]
+    yield hidden_module
+    del sys.modules["hidden_module"]
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -105,21 +105,21 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_of_it_can_be_called(module: Any, name: str) -> None:
     kept_elsewhere = module.ready
-    take_away({"taken_away": ["allowed"]})
-    with pytest.raises(RuntimeError, match=r"taken_away\..* is not available while .* yourself"):
+    hide_modules({"hidden_module": ["allowed"]})
+    with pytest.raises(RuntimeError, match=r"hidden_module\..* is not available .* yourself"):
         CALLS[name](module)
     with pytest.raises(RuntimeError):
         kept_elsewhere(1)
 
 
 def test_what_is_allowed_stays_with_what_it_needs(module: Any) -> None:
-    take_away({"taken_away": ["allowed"]})
+    hide_modules({"hidden_module": ["allowed"]})
     assert module.allowed(3) == 7
 
 
 def test_its_code_is_nowhere_in_memory(module: Any) -> None:
     path = module.__file__
-    take_away({"taken_away": ["allowed"]})
+    hide_modules({"hidden_module": ["allowed"]})
     gc.collect()
     functions = [one for one in gc.get_objects() if isinstance(one, FunctionType)]
     left = {one.__qualname__ for one in functions if _was_written_in(one.__code__, path)}
@@ -141,7 +141,7 @@ def unused():
 """,
     "first": """
 import functools
-from absent_package import shared
+from hidden_package import shared
 RIGHT = {"answer": lambda: 42}
 SCALE = 10
 class Base:
@@ -154,7 +154,7 @@ class Base:
 class Case(Base):
     @staticmethod
     def run(x):
-        from absent_package.second import scaled
+        from hidden_package.second import scaled
         return scaled(x) + shared.used()
     @functools.cached_property
     def table(self):
@@ -170,7 +170,7 @@ def answer(x=[9]):
 answer()
 """,
     "second": """
-from absent_package import first
+from hidden_package import first
 def scaled(x):
     return x * first.SCALE
 def solution():
@@ -182,15 +182,15 @@ def solution():
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A package whose modules use each other; one method of two classes is allowed."""
-    (tmp_path / "absent_package").mkdir()
+    (tmp_path / "hidden_package").mkdir()
     for name, source in PACKAGE.items():
-        (tmp_path / "absent_package" / f"{name}.py").write_text(source)
+        (tmp_path / "hidden_package" / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    import absent_package.first  # type: ignore[import-not-found]
+    import hidden_package.first  # type: ignore[import-not-found]
 
-    take_away({"absent_package": ["first.Base.on_rank", "first.Case.on_rank"]})
-    yield absent_package
-    for name in [name for name in sys.modules if name.partition(".")[0] == "absent_package"]:
+    hide_modules({"hidden_package": ["first.Base.on_rank", "first.Case.on_rank"]})
+    yield hidden_package
+    for name in [name for name in sys.modules if name.partition(".")[0] == "hidden_package"]:
         del sys.modules[name]
 
 
@@ -221,21 +221,21 @@ def test_refused_functions_hold_nothing(package: Any) -> None:
 
 
 def test_the_folder_of_a_package_is_named(package: Any) -> None:
-    assert files_of({"absent_package": []}) == [str(Path(package.__file__).parent)]
+    assert files_of({"hidden_package": []}) == [str(Path(package.__file__).parent)]
 
 
 def test_source_and_compiled_form_are_named(module: Any) -> None:
-    files = {Path(name).suffix for name in files_of({"taken_away": []})}
+    files = {Path(name).suffix for name in files_of({"hidden_module": []})}
     assert files == {".py", ".pyc"} or sys.dont_write_bytecode
 
 
 def test_each_part_names_what_its_check_refuses() -> None:
-    named = {part.name: dict(absent_of([part])) for part in known_parts()}
+    named = {part.name: dict(hidden_modules_of([part])) for part in known_parts()}
     assert named["01/ring_all_reduce"] == {"dtlab.collectives": (), "dtlab.simple": ()}
     assert "copy_to_region" in named["06/column_linear"]["dtlab.parallel.tensor.regions"]
     assert named["06/g"]["dtlab.parallel.tensor.regions"] == ()
     assert sum(map(bool, named.values())) > 30
-    every = dict(absent_of(known_parts()))
+    every = dict(hidden_modules_of(known_parts()))
     assert every["dtlab.parallel.tensor.regions"] == ()
     assert all(files_of({name: ()}) for name in every)
 

@@ -1,4 +1,4 @@
-"""Messages from strangers are measured before they are opened."""
+"""Messages from untrusted processes are measured before they are opened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dtlab.ranks.plain import NotPlain, encode
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome, RankEnd
-from dtlab.ranks.sandbox import untrusted_data as strangers
+from dtlab.ranks.sandbox import untrusted_data
 from dtlab.ranks.sandbox.untrusted_data import TooMuch, opened
 
 
@@ -79,7 +79,7 @@ def test_any_bytes_can_be_weighed(data: bytes) -> None:
 
 
 def test_texts_can_be_written() -> None:
-    said = strangers.spoken({"a\ud800": ["\udfff", ("x", 1)], 2: None})
+    said = untrusted_data.spoken({"a\ud800": ["\udfff", ("x", 1)], 2: None})
     assert said == {"a?": ["?", ("x", 1)], 2: None}
 
 
@@ -101,7 +101,7 @@ FOREIGN = torch.__file__
     ],
 )
 def test_no_file_is_opened_because_a_rank_names_it(file: str, named: str) -> None:
-    told = strangers.failure(("exception", "x", [[[[file, 2, "f"]], "x"]]))
+    told = untrusted_data.failure(("exception", "x", [[[[file, 2, "f"]], "x"]]))
     assert told.chain[0][0] == [Frame(named, 2, "f")]
 
 
@@ -110,7 +110,7 @@ def test_an_outcome_names_ranks_that_there_are() -> None:
     ends = [RankEnd("stopped", None, [Frame("/etc/passwd", 10**9, "f")])]
     finding = Finding("standstill", [strange], [])
     outcome = Outcome("deadlock", ends, [], [None], finding, [strange])
-    seen = strangers.cleaned(outcome, 2)
+    seen = untrusted_data.cleaned(outcome, 2)
     expected = OpInfo(0, "send", "send()", (1,), 0, 0, (0, 1), "<passwd>", 0)
     assert seen.finding is not None
     assert seen.finding.ops == seen.waiting == [expected]

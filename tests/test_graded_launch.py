@@ -20,23 +20,23 @@ import torch.distributed as dist
 
 from dtlab.errors import RankError, RanksError, RankTimeoutError
 from dtlab.ranks.watch import board
-from tests import behind_walls
-from tests.behind_walls import (
+from tests import sandboxed
+from tests.sandboxed import (
     SLACK,
-    Sealed,
-    enclosure,
+    Launch,
+    launch,
     needs_root,
     processes,
     rank_of,
-    sealed,
+    sandbox,
     server,
     spin,
 )
 
 pytestmark = [needs_root, pytest.mark.slow]
-__all__ = ["enclosure", "sealed", "server"]  # fixtures
-for module in (sys.modules[__name__], behind_walls):
-    cloudpickle.register_pickle_by_value(module)  # behind the walls there are no tests
+__all__ = ["launch", "sandbox", "server"]  # fixtures
+for module in (sys.modules[__name__], sandboxed):
+    cloudpickle.register_pickle_by_value(module)  # the sandbox has no tests
 
 # What ranks say ---------------------------------------------------------------------------------
 
@@ -158,18 +158,18 @@ def _peak_memory(*, forget: bool = False) -> int:
 @pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("said", SAID)
-def test_whatever_a_rank_says_is_an_answer_within_the_limit(said: str, sealed: Sealed) -> None:
+def test_whatever_a_rank_says_is_an_answer_within_the_limit(said: str, launch: Launch) -> None:
     before = _peak_memory(forget=True)
     begun = time.monotonic()
     try:
-        run = sealed(SAID[said](), timeout=4.0)
+        run = launch(SAID[said](), timeout=4.0)
         assert run.values[1] == "honest"
     except (RankError, RankTimeoutError) as error:
         assert len(str(error)) < 20_000
         str(error).encode()
     assert time.monotonic() - begun < 4.0 + SLACK
     assert _peak_memory() - before < 2**30
-    assert sealed(rank_of).values == [0, 1]
+    assert launch(rank_of).values == [0, 1]
 
 
 def _letters(*letters: bytes) -> Callable[[int], Any]:
@@ -187,10 +187,10 @@ def _letters(*letters: bytes) -> Callable[[int], Any]:
     "fn", [_letters(b"F"), _letters(b"FX"), _letters(b"D"), _letters(b"RRRR", b"\xff" * 10_000),
            _letters(*[b"FRXI"] * 20_000)],
 )  # fmt: skip
-def test_letters_buy_no_time(fn: Callable[[int], Any], sealed: Sealed) -> None:
+def test_letters_buy_no_time(fn: Callable[[int], Any], launch: Launch) -> None:
     begun = time.monotonic()
     with pytest.raises(RanksError):
-        run = sealed(fn, timeout=2.0)
+        run = launch(fn, timeout=2.0)
         assert run.values == [None, None]  # it said that it had delivered, and had not
         raise RankError("", failures={})
     assert time.monotonic() - begun < 2.0 + SLACK
@@ -222,7 +222,7 @@ def _write_on_the_board(kind: str) -> Callable[[int], Any]:
             seen = struct.unpack_from("<q", memory)[0]
             if at - seen < board.CAPACITY:
                 where = 64 + at % board.CAPACITY * board._RECORD.size
-                board._RECORD.pack_into(memory, where, *fields, board.seal(at, *fields))
+                board._RECORD.pack_into(memory, where, *fields, board.checksum(at, *fields))
                 at += 1
 
     return write
@@ -231,12 +231,12 @@ def _write_on_the_board(kind: str) -> Callable[[int], Any]:
 @pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["noise", "any", "sends", "takers"])
-def test_nonsense_on_the_board_costs_only_its_writer(kind: str, sealed: Sealed) -> None:
+def test_nonsense_on_the_board_costs_only_its_writer(kind: str, launch: Launch) -> None:
     begun = time.monotonic()
     with pytest.raises(RanksError):
-        sealed(_write_on_the_board(kind), timeout=3.0)
+        launch(_write_on_the_board(kind), timeout=3.0)
     assert time.monotonic() - begun < 3.0 + SLACK
-    assert sealed(rank_of).values == [0, 1]
+    assert launch(rank_of).values == [0, 1]
 
 
 # Secrets ----------------------------------------------------------------------------------------
@@ -282,10 +282,10 @@ def _send_in(file: str) -> Callable[[int], None]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_fail_in, _hang_in, _wait_in, _send_in])
 def test_tracebacks_quote_no_file_of_the_graders(
-    fn: Callable[[str], Callable[[int], None]], secret: Path, sealed: Sealed
+    fn: Callable[[str], Callable[[int], None]], secret: Path, launch: Launch
 ) -> None:
     try:
-        run = sealed(fn(str(secret)), timeout=2.0)
+        run = launch(fn(str(secret)), timeout=2.0)
         told = repr(run)
     except RanksError as error:
         told = f"{error}{error.__cause__}{vars(error)}"
@@ -293,6 +293,6 @@ def test_tracebacks_quote_no_file_of_the_graders(
     assert str(secret) not in told
 
 
-def test_a_place_still_names_the_learners_line(sealed: Sealed) -> None:
+def test_a_place_still_names_the_learners_line(launch: Launch) -> None:
     with pytest.raises(RankError, match=r"<cell 3>, line 2"):
-        sealed(_fail_in("<cell 3>"))
+        launch(_fail_in("<cell 3>"))

@@ -1,4 +1,4 @@
-"""What tests of code behind walls share: a server, walls, ranks, and a look from outside."""
+"""What tests of the sandbox share: a server, a sandbox, ranks, and a look from outside."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import pytest
 import torch.distributed as dist
 
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.launch.launcher import Run, launch_sealed
-from dtlab.ranks.sandbox.isolation import Walls
-from dtlab.ranks.sandbox.sandbox import Enclosure, first_user
+from dtlab.ranks.launch.launcher import Run, launch_graded
+from dtlab.ranks.sandbox.isolation import Isolation
+from dtlab.ranks.sandbox.sandbox import Sandbox, first_user
 
 needs_root = pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0, reason="all walls take root, and Linux"
+    sys.platform != "linux" or os.geteuid() != 0, reason="a complete sandbox needs root and Linux"
 )
 USERS = first_user(15)
 MEMORY = 3 * 2**30
 SLACK = 40.0  # seconds beside a limit, on a machine that others use as well
-Sealed = Callable[..., Run]
+Launch = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +35,18 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def enclosure(server: Server) -> Iterator[Enclosure]:
-    with Enclosure(server, Walls(user=USERS, memory=MEMORY)) as one:
+def sandbox(server: Server) -> Iterator[Sandbox]:
+    with Sandbox(server, Isolation(user=USERS, memory=MEMORY)) as one:
         assert one.missing == []
         yield one
     assert processes() == []
 
 
 @pytest.fixture
-def sealed(enclosure: Enclosure) -> Sealed:
+def launch(sandbox: Sandbox) -> Launch:
     def run(fn: Callable[..., Any], ranks: int = 2, timeout: float = 20.0, **more: Any) -> Run:
         inputs = list(range(ranks))
-        return launch_sealed(fn, inputs=inputs, door=enclosure, timeout=timeout, **more)
+        return launch_graded(fn, inputs=inputs, door=sandbox, timeout=timeout, **more)
 
     return run
 
@@ -57,7 +57,7 @@ def rank_of(rank: int) -> int:
 
 
 def processes() -> list[str]:
-    """Names of living processes of the users behind the walls."""
+    """Names of living processes of the users in the sandbox."""
     found = []
     for process in psutil.process_iter(["uids", "name", "status"]):
         uids, status = process.info["uids"], process.info["status"]

@@ -30,16 +30,16 @@ import dtlab.units
 from dtlab.checks import known_parts
 from dtlab.checks.functions.trials import Case, Recording, Trial
 from dtlab.checks.programs.broken import Mend
-from dtlab.classroom.judging.isolated import WalledBench
+from dtlab.classroom.judging.isolated import IsolatedBench
 from dtlab.classroom.judging.judge import WARM
 from dtlab.classroom.judging.rank_needs import judges
 from dtlab.ranks.launch.client import Server
-from dtlab.ranks.plain import Sealed
+from dtlab.ranks.plain import PickledFunction
 from dtlab.ranks.sandbox.filesystem import of_instructors
 from dtlab.ranks.sandbox.hidden_modules import Kept, prepared
-from dtlab.ranks.sandbox.isolation import Walls
+from dtlab.ranks.sandbox.isolation import Isolation
 from dtlab.ranks.transport import pack
-from tests.behind_walls import MEMORY, USERS, needs_root
+from tests.sandboxed import MEMORY, USERS, needs_root
 
 ROOT = Path(__file__).parent.parent
 MODULES = [found.name for found in pkgutil.walk_packages(dtlab.units.__path__, "dtlab.units.")]
@@ -129,9 +129,9 @@ def test_the_module_of_each_part_is_tried() -> None:
 
 @pytest.mark.slow
 def test_what_stays_finds_all_that_it_names() -> None:
-    """In a process of its own, where the rest is taken away."""
+    """In a separate process, where the rest is hidden."""
     told = subprocess.run(
-        [sys.executable, "-m", "tests.test_judges_absent"],
+        [sys.executable, "-m", "tests.test_rank_needs"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     found = json.loads(told.stdout)
@@ -167,7 +167,7 @@ def codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def report_what_is_missing() -> None:
-    """Takes the judges away from this process, and prints what the rest misses."""
+    """Hides the judges from this process, and prints what the rest misses."""
     left = functions()
     ((name, allowed),) = judges()
     removal = prepared(importlib.import_module(name), allowed)
@@ -188,16 +188,16 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def bench(server: Server) -> Iterator[WalledBench]:
-    bench = WalledBench(server, Walls(user=USERS, memory=MEMORY), None)
+def bench(server: Server) -> Iterator[IsolatedBench]:
+    bench = IsolatedBench(server, Isolation(user=USERS, memory=MEMORY), None)
     yield bench
     bench.close()
 
 
-def told(bench: WalledBench, fn: Any) -> Any:
+def told(bench: IsolatedBench, fn: Any) -> Any:
     """What an answer returns in a graded rank."""
     packed = pack(fn)
-    answer = Sealed(bytes(packed.pickled), tuple(map(bytes, packed.buffers)))
+    answer = PickledFunction(bytes(packed.pickled), tuple(map(bytes, packed.buffers)))
     observation = bench.observe(Trial(1, [Recording(())], limit=LIMIT), answer)
     assert observation.error is None, observation.error
     return observation.results[0][0]
@@ -205,7 +205,7 @@ def told(bench: WalledBench, fn: Any) -> Any:
 
 @pytest.mark.slow
 @needs_root
-def test_a_graded_rank_gets_nothing_of_the_judges(bench: WalledBench) -> None:
+def test_a_graded_rank_gets_nothing_of_the_judges(bench: IsolatedBench) -> None:
     modules = MODULES
     source = ROOT / "dtlab/units/unit11/cluster.py"
 
@@ -291,7 +291,7 @@ def test_a_graded_rank_gets_nothing_of_the_judges(bench: WalledBench) -> None:
         ("unit02.training", "OnDigits"),
     ],
 )
-def test_what_an_answer_would_like_raises(bench: WalledBench, module: str, path: str) -> None:
+def test_what_an_answer_would_like_raises(bench: IsolatedBench, module: str, path: str) -> None:
     def call() -> str:
         import importlib
 
@@ -309,7 +309,7 @@ def test_what_an_answer_would_like_raises(bench: WalledBench, module: str, path:
 
 @pytest.mark.slow
 @needs_root
-def test_solutions_and_tests_cannot_be_read(bench: WalledBench) -> None:
+def test_solutions_and_tests_cannot_be_read(bench: IsolatedBench) -> None:
     folders = [str(ROOT / name) for name in ("solutions", "tests")]
 
     def look() -> list[str]:
@@ -322,7 +322,7 @@ def test_solutions_and_tests_cannot_be_read(bench: WalledBench) -> None:
 
 @pytest.mark.slow
 @needs_root
-def test_a_function_of_the_library_has_all_of_it(bench: WalledBench) -> None:
+def test_a_function_of_the_library_has_all_of_it(bench: IsolatedBench) -> None:
     """A check that runs the library's own function, with an answer's plan, needs its modules."""
 
     def look() -> Any:

@@ -1,4 +1,4 @@
-"""Walls around ranks: what they are kept from, what ends them, and what they cost others."""
+"""The isolation of ranks: what they are kept from, what ends them, and what they cost others."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ import torch.distributed as dist
 from dtlab import collectives
 from dtlab.errors import RanksError
 from dtlab.ranks.sandbox import system_calls as calls
-from tests import behind_walls
-from tests.behind_walls import (
+from tests import sandboxed
+from tests.sandboxed import (
     SLACK,
-    Sealed,
-    enclosure,
+    Launch,
+    launch,
     needs_root,
     processes,
     rank_of,
-    sealed,
+    sandbox,
     server,
     spin,
 )
 
 pytestmark = [needs_root, pytest.mark.slow]
-__all__ = ["enclosure", "sealed", "server"]  # fixtures
-for module in (sys.modules[__name__], behind_walls):
-    cloudpickle.register_pickle_by_value(module)  # behind the walls there are no tests
+__all__ = ["launch", "sandbox", "server"]  # fixtures
+for module in (sys.modules[__name__], sandboxed):
+    cloudpickle.register_pickle_by_value(module)  # the sandbox has no tests
 
 # System calls -----------------------------------------------------------------------------------
 
@@ -64,8 +64,8 @@ def _refused_to_a_rank(rank: int) -> dict[str, str]:
     return {name: _outcome_of(n, *bad) for name, n in numbers.items() if n is not None}
 
 
-def test_ranks_are_refused_all_calls_of_the_list(sealed: Sealed) -> None:
-    for outcomes in sealed(_refused_to_a_rank).values:
+def test_ranks_are_refused_all_calls_of_the_list(launch: Launch) -> None:
+    for outcomes in launch(_refused_to_a_rank).values:
         assert len(outcomes) > 50
         assert set(outcomes.values()) == {"EPERM"}, outcomes
 
@@ -102,8 +102,8 @@ def _sockets(rank: int) -> dict[str, str]:
     }
 
 
-def test_ranks_have_tcp_and_no_other_sockets(sealed: Sealed) -> None:
-    outcomes = sealed(_sockets).values[0]
+def test_ranks_have_tcp_and_no_other_sockets(launch: Launch) -> None:
+    outcomes = launch(_sockets).values[0]
     allowed = ("tcp", "tcp 6", "non-blocking tcp", "addresses by netlink", "pair of streams")
     assert {name for name, error in outcomes.items() if not error} == set(allowed)
     assert {error for error in outcomes.values() if error} == {"EPERM"}
@@ -129,8 +129,8 @@ def _arguments_decide(rank: int) -> dict[str, str]:
     return results
 
 
-def test_arguments_decide_on_some_calls(sealed: Sealed) -> None:
-    results = sealed(_arguments_decide).values[0]
+def test_arguments_decide_on_some_calls(launch: Launch) -> None:
+    results = launch(_arguments_decide).values[0]
     assert results.pop("F_GETFL") == ""
     assert results.pop("clone3") == results.pop("a call of tomorrow") == "ENOSYS"
     assert set(results.values()) == {"EPERM"}, results
@@ -151,8 +151,8 @@ def _call_of_another_machine(rank: int) -> int:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code of x86")
-def test_calls_of_another_machine_end_the_process(sealed: Sealed) -> None:
-    assert sealed(_call_of_another_machine).values[0] in (-signal.SIGSYS, -signal.SIGSEGV)
+def test_calls_of_another_machine_end_the_process(launch: Launch) -> None:
+    assert launch(_call_of_another_machine).values[0] in (-signal.SIGSYS, -signal.SIGSEGV)
 
 
 def _ordinary_things(rank: int) -> list[str]:
@@ -195,9 +195,9 @@ def _ordinary_things(rank: int) -> list[str]:
 
 
 @pytest.mark.proof
-def test_ordinary_things_go_on_behind_walls(sealed: Sealed) -> None:
+def test_ordinary_things_work_in_the_sandbox(launch: Launch) -> None:
     expected = ["subprocess", "asyncio", "files", "thread", "multiprocessing", "names", "torch"]
-    assert sealed(_ordinary_things).values == [[*expected, "groups"]] * 2
+    assert launch(_ordinary_things).values == [[*expected, "groups"]] * 2
 
 
 # What ranks share -------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ def _what_is_shared(rank: int) -> dict[str, Any]:
     return found
 
 
-def test_ranks_share_neither_memory_nor_files_nor_processes(sealed: Sealed) -> None:
-    found = sealed(_what_is_shared, ranks=3).values
+def test_ranks_share_neither_memory_nor_files_nor_processes(launch: Launch) -> None:
+    found = launch(_what_is_shared, ranks=3).values
     for rank, one in enumerate(found):
         assert one["memory"] == 1  # what it announces; the others' parts are not its own
         assert one["processes"] == [one["own"]]
@@ -244,8 +244,8 @@ def _look_around(rank: int) -> dict[str, bool]:
     return {place: os.path.exists(place) for place in places}
 
 
-def test_files_of_the_machine_are_out_of_sight(sealed: Sealed) -> None:
-    seen = sealed(_look_around).values[0]
+def test_files_of_the_machine_are_out_of_sight(launch: Launch) -> None:
+    seen = launch(_look_around).values[0]
     assert [place for place, there in seen.items() if there] == ["/home/learner"]
 
 
@@ -253,8 +253,8 @@ def _leave_a_network_and_look(rank: int) -> list[str]:
     return sorted(name for _, name in socket.if_nameindex())
 
 
-def test_there_is_no_network_but_a_loopback(sealed: Sealed) -> None:
-    assert set(sealed(_leave_a_network_and_look).values[0]) <= {"lo", "tunl0", "sit0", "ip6tnl0"}
+def test_there_is_no_network_but_a_loopback(launch: Launch) -> None:
+    assert set(launch(_leave_a_network_and_look).values[0]) <= {"lo", "tunl0", "sit0", "ip6tnl0"}
 
 
 # What is counted --------------------------------------------------------------------------------
@@ -285,9 +285,9 @@ def _make_and_leave_groups(rank: int) -> None:
     "fn", [_ring(250), _ring(250_000), _ring(2_500_000), _small_messages, _make_and_leave_groups]
 )
 def test_honest_launches_hide_nothing(
-    fn: Callable[[int], None], ranks: int, sealed: Sealed
+    fn: Callable[[int], None], ranks: int, launch: Launch
 ) -> None:
-    trace = sealed(fn, ranks=ranks).trace
+    trace = launch(fn, ranks=ranks).trace
     assert trace is not None
     assert trace.hidden_bytes == 0
     assert all(trace.bytes_wire())
@@ -353,8 +353,8 @@ def _by_the_store(rank: int) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_of_a_moment, _of_many_moments, _by_a_child, _by_the_store])
-def test_what_goes_past_the_counters_shows(fn: Callable[[int], None], sealed: Sealed) -> None:
-    trace = sealed(fn).trace
+def test_what_goes_past_the_counters_shows(fn: Callable[[int], None], launch: Launch) -> None:
+    trace = launch(fn).trace
     assert trace is not None
     assert sum(each or 0 for each in trace.bytes_wire()) < BYTES / 2
     assert (trace.hidden_bytes or 0) > BYTES
@@ -470,14 +470,14 @@ ENDLESS = [
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", ENDLESS)
 def test_what_does_not_end_is_ended_at_its_limit(
-    fn: Callable[[int], None], sealed: Sealed
+    fn: Callable[[int], None], launch: Launch
 ) -> None:
     begun = time.monotonic()
     with pytest.raises(RanksError):
-        sealed(fn, timeout=2.0)
+        launch(fn, timeout=2.0)
     assert time.monotonic() - begun < 2.0 + SLACK
     assert processes() == []
-    assert sealed(rank_of).values == [0, 1]  # the enclosure is as good as new
+    assert launch(rank_of).values == [0, 1]  # the sandbox is as good as new
 
 
 def _leave_a_child(rank: int) -> None:
@@ -486,10 +486,10 @@ def _leave_a_child(rank: int) -> None:
         spin()
 
 
-def test_nothing_of_a_launch_outlives_it(sealed: Sealed) -> None:
+def test_nothing_of_a_launch_outlives_it(launch: Launch) -> None:
     """The next one has the same users, who may do to each other what they like."""
     for _ in range(3):
-        sealed(_leave_a_child)
+        launch(_leave_a_child)
         assert processes() == []
 
 
@@ -517,7 +517,7 @@ def _take_memory_in_many(rank: int) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_take_memory, _take_shared_memory, _take_memory_in_many])
-def test_memory_has_an_end(fn: Callable[[int], None], sealed: Sealed) -> None:
+def test_memory_has_an_end(fn: Callable[[int], None], launch: Launch) -> None:
     before, least = psutil.virtual_memory().available, [2**62]
     stop = threading.Event()
 
@@ -529,13 +529,13 @@ def test_memory_has_an_end(fn: Callable[[int], None], sealed: Sealed) -> None:
     watcher.start()
     try:
         with pytest.raises(RanksError):
-            sealed(fn, timeout=15.0, memory_limit=2**30)
+            launch(fn, timeout=15.0, memory_limit=2**30)
     finally:
         stop.set()
         watcher.join()
     assert before - least[0] < 4.5 * 2**30  # others on this machine take some too
     assert processes() == []
-    assert sealed(rank_of).values == [0, 1]
+    assert launch(rank_of).values == [0, 1]
 
 
 def _write_too_large_a_file(rank: int) -> str:
@@ -548,8 +548,8 @@ def _write_too_large_a_file(rank: int) -> str:
     return ""
 
 
-def test_files_have_a_largest_size(sealed: Sealed) -> None:
-    assert sealed(_write_too_large_a_file).values == ["EFBIG"] * 2
+def test_files_have_a_largest_size(launch: Launch) -> None:
+    assert launch(_write_too_large_a_file).values == ["EFBIG"] * 2
 
 
 def _get_ahead_of_others(rank: int) -> list[str]:
@@ -571,5 +571,5 @@ def _get_ahead_of_others(rank: int) -> list[str]:
     ]
 
 
-def test_nobody_gets_ahead_of_others(sealed: Sealed) -> None:
-    assert set(sealed(_get_ahead_of_others).values[0]) <= {"EPERM", "EACCES"}
+def test_nobody_gets_ahead_of_others(launch: Launch) -> None:
+    assert set(launch(_get_ahead_of_others).values[0]) <= {"EPERM", "EACCES"}
