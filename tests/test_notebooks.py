@@ -142,6 +142,24 @@ def test_metadata_of_graded_cells_comes_from_the_part() -> None:
     }  # fmt: skip
 
 
+def test_points_in_the_text_come_from_the_part() -> None:
+    notebook = asking_for(RING)
+    title = notebook.cells[0]
+    rows = [f"| {rule.points + 1:g} | {rule.name} |" for rule in RING.check.rules]
+    title.source = "\n".join([
+        "# Title", f"| 1 | `{RING.symbol}` | 99 | 1 | ●○○ |", "| 2 | `other` | 99 | 1 | ●○○ |", "",
+        "*99 points · 1 minute · difficulty ●○○*", "**What counts**", "|---|---|", *rows,
+    ])  # fmt: skip
+    normalise(notebook, [RING])
+    assert title.source.splitlines() == [
+        "# Title", f"| 1 | `{RING.symbol}` | {RING.points:g} | {RING.minutes} | {RING.dots} |",
+        "| 2 | `other` | 99 | 1 | ●○○ |", "",
+        f"*{RING.points:g} points · {RING.minutes} minutes · difficulty {RING.dots}*",
+        "**What counts**", "|---|---|",
+        *[f"| {rule.points:g} | {rule.name} |" for rule in RING.check.rules],
+    ]  # fmt: skip
+
+
 def test_what_is_to_be_filled_in_is_a_solution_cell_without_a_part() -> None:
     notebook = new_notebook(cells=[new_code_cell(SOLUTION, id="learner")])
     normalise(notebook, [])

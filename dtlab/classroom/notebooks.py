@@ -1,4 +1,6 @@
-"""Normalises notebooks for git: no outputs, stable ids, nbgrader metadata written from the parts.
+"""Normalises notebooks for git: no outputs, stable ids; the parts write nbgrader's metadata.
+
+Points, minutes and difficulty in the text of a level are written from the parts too.
 
     notebooks/, solutions/  ── normalise ──>  the same files  ── nbgrader ──>  exercises/
 
@@ -17,6 +19,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from dtlab.checks.course import Course
+from dtlab.checks.functions.checks import Check
 from dtlab.checks.parts import Part, known_parts
 from dtlab.errors import DtlabError
 
@@ -38,6 +41,10 @@ _METADATA = {  # as JupyterLab saves it, which also adds the version of Python t
     },
 }
 _MADE_UP = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,3}(-[0-9a-f]{12})?")  # random ids of Jupyter
+_ABOUT = re.compile(r"[\d.]+ points? · \d+ minutes? · difficulty [●○]+")
+_COLUMNS = r" [\d.]+ \| \d+ \| [●○]+ \|$"
+_COUNTS = "What counts"
+_CRITERION = re.compile(r"^\| [\d.]+ \|", re.MULTILINE)
 _UNITS = "[0-9][0-9]_*"
 _BLANK = re.compile(r"^\s*#+ BEGIN SOLUTION", re.MULTILINE)
 
@@ -91,6 +98,8 @@ def normalise(
             raise DtlabError(f"{name}: two cells have the id {cell.id!r}. Rename one of them.")
         ids.add(cell.id)
     _demand_cells(notebook, parts, name)
+    for part in parts:
+        _write_points(notebook, part)
     for cell in notebook.cells:
         _clean(cell, {part.grade_id: part for part in parts}, {part.answer_id for part in parts})
 
@@ -132,6 +141,30 @@ def _demand_form(part: Part, cells: Mapping[str, NotebookNode], name: str) -> No
         )
     if not part.by_hand and cells[part.grade_id].source.strip() != part.call:
         raise DtlabError(f"{name}: cell {part.grade_id!r} must be: {part.call}")
+
+
+def _write_points(notebook: NotebookNode, part: Part) -> None:
+    """Writes a part's points, minutes and difficulty wherever the text of its level has them.
+
+    They stand in the table of the first cell, below the part's heading, and before each of its
+    criteria. The tests demand these places.
+    """
+    cells = notebook.cells
+    row = rf"^(\|.*`{re.escape(part.symbol)}`.*\|){_COLUMNS}"
+    columns = rf"\1 {part.points:g} | {part.minutes} | {part.dots} |"
+    cells[0].source = re.sub(row, columns, cells[0].source, flags=re.MULTILINE)
+    place = [cell.id for cell in cells].index(part.answer_id)
+    heading = next((cell for cell in cells[place::-1] if _ABOUT.search(cell.source)), None)
+    if heading is not None:
+        line = f"{part.points:g} points · {part.minutes} minutes · difficulty {part.dots}"
+        heading.source = _ABOUT.sub(line, heading.source, count=1)
+    criteria = next((cell for cell in cells[place::-1] if _COUNTS in cell.source), None)
+    if criteria is not None and isinstance(part.check, Check):
+        above, _, table = criteria.source.partition(_COUNTS)
+        points = [f"{rule.points:g}" for rule in part.check.rules]
+        if len(_CRITERION.findall(table)) == len(points):
+            table = _CRITERION.sub(lambda _: f"| {points.pop(0)} |", table)
+            criteria.source = above + _COUNTS + table
 
 
 def _clean(cell: NotebookNode, graded: dict[str, Part], answers: set[str]) -> None:
