@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
+from dtlab import torch_internals
+
 __all__ = [
     "AVG",
     "SUM",
@@ -155,7 +157,7 @@ def is_member(group: Group, name: str) -> bool:
     """Return whether this rank is in `group`; if not, warn as torch.distributed does."""
     if dist.get_rank(group) >= 0:
         return True
-    dist.distributed_c10d._warn_not_in_group(name)
+    torch_internals.warn_not_in_group(name)
     return False
 
 

@@ -35,7 +35,7 @@ C10D_FILE = os.path.join("torch", "distributed", "distributed_c10d.py")  # `dist
 LOGGER_FILE = os.path.join("torch", "distributed", "c10d_logger.py")  # decorates these functions
 CONTEXT_FILE = os.path.join("torch", "utils", "_contextlib.py")  # `no_grad` as a decorator
 FUNCTIONAL_FILE = os.path.join("torch", "distributed", "_functional_collectives.py")
-FSDP_WAITS_FILE = os.path.join("torch", "distributed", "utils.py")
+MODULE_STATE_FILE = os.path.join("torch", "distributed", "utils.py")  # broadcasts it for DDP
 DDP_FILE = os.path.join("torch", "nn", "parallel", "distributed.py")
 SYNC_BATCH_NORM_FILE = os.path.join("torch", "nn", "modules", "_functions.py")
 BACKWARD_FILE = os.path.join("torch", "autograd", "graph.py")  # runs backward passes
@@ -202,6 +202,15 @@ def ddp_buckets(ddp: DistributedDataParallel) -> list[Any]:
     """
     buckets: list[Any] = ddp.reducer._get_zeros_like_grad_buckets()
     return buckets
+
+
+def is_joining(model: Any) -> bool:
+    """Return whether a model, a `Joinable`, runs in a `Join` context that is enabled.
+
+    `Join` tells its models so by a private attribute only. Seen since 2.13.
+    """
+    enabled: bool = model._join_config.enable
+    return enabled
 
 
 # Tensors and storages ----------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from typing import Any
 
 import cloudpickle
 
+from dtlab.torch_internals import untyped
+
 Buffer = bytes | bytearray | memoryview
 HEADER = struct.Struct("<cQ")
 REQUEST = struct.Struct("<cI")
@@ -118,7 +120,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         torch = sys.modules.get("torch")
         if torch is not None:
             if isinstance(obj, torch.storage.TypedStorage):
-                storage = obj._untyped_storage
+                storage = untyped(obj)
                 if storage.device.type == "cpu":
                     return _typed_storage, (storage, obj.dtype)
             elif isinstance(obj, torch.UntypedStorage) and obj.device.type == "cpu":

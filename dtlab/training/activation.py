@@ -28,8 +28,8 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from dtlab.torch_internals import base_of, own_modules, tree_flatten, tree_unflatten, version
 from dtlab.training.live import live_bytes, peak_bytes
 from dtlab.training.saved import saved_bytes
 
@@ -183,7 +183,7 @@ def _check_same(blank: _Blank, tensor: Tensor) -> None:
         raise RuntimeError(f"{_SECOND_RUN} saved a tensor {now}, not {was}. {_SAME_TWICE}")
     if _version(tensor) != blank.version:
         raise RuntimeError(
-            f"A parameter of shape {list(_base(tensor).shape)} was changed in place between "
+            f"A parameter of shape {list(base_of(tensor).shape)} was changed in place between "
             "forward and backward of a checkpoint, so backward would use the new values. Step the "
             "optimizer after backward."
         )
@@ -193,14 +193,10 @@ def _kind(tensor: Tensor) -> tuple[list[int], torch.dtype, torch.device]:
     return list(tensor.shape), tensor.dtype, tensor.device
 
 
-def _base(tensor: Tensor) -> Tensor:
-    return tensor if tensor._base is None else tensor._base
-
-
 def _version(tensor: Tensor) -> int | None:
     """Return how often a parameter was changed in place; None for a tensor that each run makes."""
-    base = _base(tensor)
-    return base._version if isinstance(base, nn.Parameter) else None
+    base = base_of(tensor)
+    return version(base) if isinstance(base, nn.Parameter) else None
 
 
 # ----------------------------------------------------------------------------- a whole model
@@ -246,7 +242,7 @@ def checkpoint_every(layers: nn.Sequential, k: int) -> Checkpointed:
         raise ValueError(f"A checkpoint needs at least one layer, not {k}.")
     checkpointed = Checkpointed()
     # Not through the constructor: names stay as they are, even if a layer occurs twice.
-    checkpointed._modules.update(layers._modules)
+    own_modules(checkpointed).update(own_modules(layers))
     checkpointed.training, checkpointed.per_checkpoint = layers.training, k
     return checkpointed
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from dtlab.torch_internals import DispatchMode, storage_number, tree_leaves
 
 Storage = tuple[torch.device, int]
 
@@ -35,7 +35,7 @@ def storage_of(tensor: Tensor) -> tuple[Storage, int]:
     """Return a key of a tensor's storage, unique while the storage exists, and its bytes."""
     storage = tensor.untyped_storage()
     # On the meta device storages have no address.
-    return (tensor.device, storage.data_ptr() or storage._cdata), storage.nbytes()
+    return (tensor.device, storage.data_ptr() or storage_number(storage)), storage.nbytes()
 
 
 def _all_tensors(value: Any, visited: dict[int, Any]) -> Iterator[Tensor]:
@@ -84,7 +84,7 @@ class LiveBytes:
         return max(self.forward + self.backward, default=0)
 
 
-class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Storages(DispatchMode):  # type: ignore[no-untyped-call]
     """Tracks the storages of `existing` tensors and of those made by operators, in backward too.
 
     Operators count while the mode is active. A storage counts as long as a reference exists: in a
@@ -98,16 +98,12 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in existing:
             self.follow(tensor)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Tell PyTorch not to import its compiler at the first operator, which takes seconds."""
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        given = {storage_number(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
         outputs = func(*args, **(kwargs or {}))
         for tensor in _tensors(outputs):
-            if tensor.untyped_storage()._cdata not in given:  # not a view, not an in-place change
+            # neither a view, nor changed in place
+            if storage_number(tensor.untyped_storage()) not in given:
                 self.follow(tensor)
         self.note()
         return outputs
@@ -115,8 +111,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def follow(self, tensor: Tensor) -> None:
         """Count the storage of a tensor from now on."""
         storage = tensor.untyped_storage()
-        gone = partial(self._living.pop, storage._cdata)
-        self._living.setdefault(storage._cdata, weakref.ref(storage, lambda _: gone(None)))
+        number = storage_number(storage)
+        gone = partial(self._living.pop, number)
+        self._living.setdefault(number, weakref.ref(storage, lambda _: gone(None)))
 
     def note(self) -> None:
         """Do nothing; subclasses override this method, which is called after each operator."""
@@ -137,7 +134,7 @@ class _Course(Storages):  # type: ignore[no-untyped-call]
         self.after: list[int] = []
 
     def follow(self, tensor: Tensor) -> None:
-        key = tensor.untyped_storage()._cdata
+        key = storage_number(tensor.untyped_storage())
         if key not in self._living:
             self._made[key] = len(self.after)
         super().follow(tensor)
@@ -147,7 +144,7 @@ class _Course(Storages):  # type: ignore[no-untyped-call]
 
     def leave_out(self, tensors: list[Tensor]) -> int:
         """Subtract these tensors from all figures; return their bytes."""
-        storages = {s._cdata: s for s in (tensor.untyped_storage() for tensor in tensors)}
+        storages = {storage_number(s): s for s in (tensor.untyped_storage() for tensor in tensors)}
         for key, storage in storages.items():
             for place in range(self._made[key], len(self.after)):
                 self.after[place] -= storage.nbytes()

@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from dtlab.torch_internals import sparse_values
 from dtlab.training.metrics import device_of
 
 __all__ = ["DynamicLossScaler", "StaticLossScaler", "gradients_of", "has_overflowed"]
@@ -295,7 +296,7 @@ def gradients_of(optimizer: Optimizer) -> Iterator[Tensor]:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 gradient = parameter.grad.detach()
-                yield gradient._values() if gradient.is_sparse else gradient
+                yield sparse_values(gradient) if gradient.is_sparse else gradient
 
 
 def has_overflowed(gradients: Sequence[Tensor]) -> bool:

@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from dtlab.torch_internals import base_of
 from dtlab.training.live import Storage, storage_of
 
 __all__ = ["SavedBytes", "SavedTensor", "saved_bytes"]
@@ -111,7 +112,7 @@ class _Kept:
     def __init__(self, tensor: Tensor, module: str) -> None:
         # Detached, to avoid a cycle: a node that saves its own result would keep itself alive.
         self.tensor, self.module = tensor.detach(), module
-        self.is_parameter = isinstance(_base(tensor), nn.Parameter)
+        self.is_parameter = isinstance(base_of(tensor), nn.Parameter)
 
 
 def saved_bytes(fn: Callable[..., Any], *inputs: Any, **keywords: Any) -> SavedBytes:
@@ -153,10 +154,6 @@ def _count(alive: list[_Kept], parameters: set[Storage]) -> SavedBytes:
             shape, dtype = tuple(saved.tensor.shape), saved.tensor.dtype
             tensors.append(SavedTensor(saved.module, shape, dtype, size))
     return SavedBytes(tuple(tensors), of_parameters)
-
-
-def _base(tensor: Tensor) -> Tensor:
-    return tensor if tensor._base is None else tensor._base
 
 
 class _Running:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dtlab import torch_internals
 from dtlab.checks.functions.criteria import Fault, Faulty, Seen, fault, finished_code
 from dtlab.checks.functions.groups import Groups
 from dtlab.checks.functions.trials import Observation
@@ -242,7 +243,6 @@ def marked_waits() -> Iterator[None]:
     from itertools import count
     from unittest.mock import patch
 
-    import torch
     import torch.distributed as dist
 
     from dtlab.trace import span
@@ -259,9 +259,10 @@ def marked_waits() -> Iterator[None]:
 
         return wait
 
+    future = torch_internals.future_class()
     with (
         patch.object(dist.Work, "wait", marked(dist.Work.wait)),
-        patch.object(torch._C.Future, "wait", marked(torch._C.Future.wait)),
+        patch.object(future, "wait", marked(future.wait)),
     ):
         yield
 

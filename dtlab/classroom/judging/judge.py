@@ -21,6 +21,7 @@ from typing import Any
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 
+from dtlab import torch_internals
 from dtlab.checks.functions.finished import hidden_modules_of
 from dtlab.checks.parts import Part, find_part, known_parts
 from dtlab.checks.questions.answers import Questions
@@ -45,7 +46,7 @@ WARM = (
     "dtlab.classroom.judging.isolated",
     "dtlab.classroom.judging.rank_needs:prepare",
     "dtlab.show",
-    "torch._dynamo",  # optimizers import it
+    torch_internals.COMPILER,  # optimizers import it
 )
 _CALL = re.compile(r'^\s*dtlab\.check\("(?P<part>[^"]+)",\s*(?P<symbol>\w+)', re.MULTILINE)
 _ELSEWHERE = (

@@ -29,7 +29,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from dtlab.parallel.data.buckets import Bucket, in_buckets
 from dtlab.parallel.data.replicas import assert_replicas_equal, broadcast
-from dtlab.torch_internals import after_backward, backward_number, own_buffers
+from dtlab.torch_internals import after_backward, backward_number, is_joining, own_buffers
 from dtlab.training.compression import Compressor
 
 __all__ = ["DataParallel", "NaiveDataParallel", "assert_replicas_equal"]
@@ -51,7 +51,7 @@ class _Replica(nn.Module):
         self.world_size = dist.get_world_size(group)
         self._sync_enabled = True  # False inside `no_sync`
         self._sync_next_backward = False  # set by forward and by `average_next`
-        self._with_buffers = [submodule for submodule in module.modules() if own_buffers(submodule)]
+        self._with_buffers = [each for each in module.modules() if own_buffers(each)]
         self._parameters_to_average()  # raises ValueError if there are none
         broadcast(module.parameters(), group)
         self._broadcast_buffers_from(0)
@@ -237,7 +237,7 @@ class DataParallel(_Replica, Joinable):
 
     def _sync_buffers(self, out_of_batches: bool = False) -> None:
         """Broadcast the first rank's buffers; in `join`, those of the last rank with batches."""
-        source = self._last_rank_where(not out_of_batches) if self._join_config.enable else 0
+        source = self._last_rank_where(not out_of_batches) if is_joining(self) else 0
         self._broadcast_buffers_from(source)
 
     def _last_rank_where(self, condition: bool) -> int:

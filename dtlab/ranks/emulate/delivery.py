@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dtlab.ranks.emulate.ports import Ports
+from dtlab.torch_internals import work_from_future
 
 __all__ = ["POLL", "Clock", "Deliveries", "Due"]
 
@@ -85,9 +86,8 @@ class Deliveries:
 
     def replace(self, due: Due) -> Any:
         """Create a Work that replaces the real one, and return it boxed, as operators do."""
-        make: Any = torch._C._distributed_c10d  # has no complete type stubs
         due.future = torch.futures.Future()
-        due.work = make._create_work_from_future(due.future)
+        due.work = work_from_future(due.future)
         return due.work.boxed()
 
     def add(self, due: Due) -> None:

@@ -29,6 +29,7 @@ from dtlab.predict import Route
 from dtlab.ranks.emulate.delivery import POLL, Clock, Deliveries, Due
 from dtlab.ranks.emulate.ports import Ports
 from dtlab.ranks.record.operators import Operator
+from dtlab.torch_internals import source_rank
 
 __all__ = ["Wire"]
 
@@ -195,7 +196,7 @@ class Wire:
         else:
             if src < 0:
                 self._any_source[inbox] -= 1
-                src = self._world_rank(inbox[0], due.real._source_rank())
+                src = self._world_rank(inbox[0], source_rank(due.real))
             due.key = self._next((*inbox, src, dst))
             end = self._ports.message(due.key, src, dst, size, due.posted)
         if end is None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from dtlab.ranks.protocol import Spec
 from dtlab.ranks.words import count_ranks
+from dtlab.torch_internals import c10d
 
 __all__ = ["InitCalls"]
 
@@ -31,8 +32,8 @@ class InitCalls:
     def __init__(self, rank: int, spec: Spec, init: Callable[[int, Spec, Any], None]) -> None:
         self._rank, self._spec, self._init, self._pid = rank, spec, init, os.getpid()
         self._calls = 0
-        c10d: Any = dist.distributed_c10d
-        dist.init_process_group = c10d.init_process_group = self
+        for module in (dist, c10d()):
+            setattr(module, "init_process_group", self)  # noqa: B010
 
     def __call__(
         self,
@@ -57,8 +58,7 @@ class InitCalls:
         self._refuse_another(backend, world_size, rank)
         self._calls += 1
         if not dist.is_initialized():
-            c10d: Any = dist.distributed_c10d
-            store = c10d.PrefixStore(f"init-{self._calls}", self.store)
+            store = c10d().PrefixStore(f"init-{self._calls}", self.store)
             self._init(self._rank, self._spec, store)
         elif self._calls == 1 and self._rank == 0:
             print(

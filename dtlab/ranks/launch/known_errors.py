@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from traceback import walk_tb
@@ -11,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dtlab.ranks.protocol import Frame
 from dtlab.ranks.watch.locate import is_learners
+from dtlab.torch_internals import CHECKPOINT_FILE, ddp_buckets, own_modules
 
 
 def _name(match: re.Match[str]) -> str:
@@ -181,7 +181,7 @@ def _named(error: BaseException, indices: Sequence[int]) -> str:
     """
     ddp, names = _ddp(error), []
     if ddp is not None:
-        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        buckets = ddp_buckets(ddp)
         averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters()}
         frozen = " (frozen after you wrapped the module)"
         names = [
@@ -218,9 +218,8 @@ def _twice(error: BaseException, match: re.Match[str]) -> str:
     name = "a parameter"
     if found is not None:
         name = found[2] or _named(error, [int(found[1])])
-    checkpoint = os.path.join("torch", "utils", "checkpoint.py")
     files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    if any(file.endswith(checkpoint) for file in files):
+    if any(file.endswith(CHECKPOINT_FILE) for file in files):
         return (
             f"{name} got two gradients in one backward pass, because re-entrant checkpoints run a "
             "backward pass each: pass use_reentrant=False to checkpoint."
@@ -234,7 +233,7 @@ def _twice(error: BaseException, match: re.Match[str]) -> str:
 def _other_parameters(error: BaseException, match: re.Match[str]) -> str:
     ddp, frozen = _ddp(error), ""
     if ddp is not None:
-        module = vars(ddp).get("_modules", {}).get("module")
+        module = own_modules(ddp).get("module")
         parameters = module.named_parameters() if module is not None else ()
         names = [name for name, parameter in parameters if not parameter.requires_grad]
         frozen = f" Frozen on this rank: {', '.join(names)}." if names else " None is frozen here."

@@ -31,22 +31,24 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch.locate import is_learners
+from dtlab.torch_internals import (
+    DispatchMode,
+    files_of_a_call,
+    schema,
+    version,
+    without_torch_function,
+)
 
 __all__ = ["Buffers"]
 
 MOST = 64  # limit on watched operations in flight, and on watched tensor objects of each
 OFTEN = 100  # limit on watched operations that the same call in the program issues
 _PEEK = 64  # bytes compared at either end of a tensor
-_C10D = dist.distributed_c10d.__file__
-_BETWEEN = {
-    _C10D, dist.c10d_logger.__file__, torch.overrides.__file__, torch._ops.__file__, __file__,
-    str(Path(__file__).with_name("interception.py")),
-}  # fmt: skip
+_BETWEEN = {*files_of_a_call(), __file__, str(Path(__file__).with_name("interception.py"))}
 # In these operations gloo does not raise a tensor's version, unless it computes an average.
 _KEEP_VERSION = ("send", "recv", "broadcast", "all_reduce")
 _AVERAGE = dist.ReduceOp.RedOpType.__members__["AVG"].value
@@ -83,7 +85,7 @@ class _Use:
         self.version = -1  # not watched
         if operator.name in _KEEP_VERSION and reduction != _AVERAGE:
             with suppress(RuntimeError):  # the tensor was created in inference mode
-                self.version = tensors[0]._version
+                self.version = version(tensors[0])
         self._bytes = _peek(tensors[0]) if self.is_send and not is_filled else None
         self._spans: list[tuple[int, int]] | None = None
         self._handles: list[torch.Tensor] = []  # objects whose class is `_InUse`
@@ -110,15 +112,15 @@ class _Use:
     def is_changed(self) -> bool:
         """Whether a tensor has certainly been changed since the operation was issued."""
         tensor = self._tensors[0]
-        with torch._C.DisableTorchFunctionSubclass():
-            if self.version >= 0 and self.version != tensor._version and _is_whole(tensor):
+        with without_torch_function():
+            if self.version >= 0 and self.version != version(tensor) and _is_whole(tensor):
                 return True
             return self._bytes is not None and self._bytes != _peek(tensor)
 
     def has(self, spans: Iterable[tuple[int, int]]) -> bool:
         """Whether one of these ranges of addresses overlaps the tensors of the operation."""
         if self._spans is None:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 self._spans = [_span(tensor) for tensor in self._tensors]
         for first, last in spans:
             for start, end in self._spans:
@@ -165,7 +167,7 @@ class Buffers:
             return
         if len(self.uses) >= MOST:
             self.end(next(iter(self.uses.values())))
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             tensors = outputs if type(outputs) is list and len(outputs) == 1 else [outputs]
             if not (isinstance(tensors[0], torch.Tensor) and _is_plain(tensors[0])):
                 tensors = [tensor for tensor in _tensors(outputs) if _is_plain(tensor)]
@@ -178,7 +180,7 @@ class Buffers:
         """Note tensors in use that are passed to another operation, which is about to begin."""
         if operator.payload is None:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_torch_function():
             first = _spans(args[0])
             second = _spans(args[1]) if operator.group == 2 else []
         sends, self._is_filled = operator.name == "send", False
@@ -284,7 +286,7 @@ class _InUse(torch.Tensor):
         for tensor in handles:
             tensor.__class__ = torch.Tensor
         if not handles:  # the tensors are inside another object
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_torch_function():
                 return func(*args, **kwargs)
         try:
             return _watched(func, args, kwargs, uses)
@@ -330,13 +332,8 @@ def _watched(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], uses: lis
     return result
 
 
-class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Accesses(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators, among those that one function calls, that access tensors of `uses`."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: to skip dynamo, torch would import torch._dynamo, which takes seconds."""
-        return False
 
     def __init__(self, uses: list[_Use]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -359,7 +356,7 @@ class _Accesses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @functools.cache
 def _accesses(func: Any) -> list[tuple[str, str]]:
     """The name of each argument of an operator, with "read", "changed", or "" for neither."""
-    name = func._schema.name.partition("::")[2]
+    name = schema(func).name.partition("::")[2]
     if (
         name.endswith("_like")
         or name.startswith(("new_", "is_", "sym_", "_has_", "set_", "resize_"))
@@ -369,7 +366,7 @@ def _accesses(func: Any) -> list[tuple[str, str]]:
     kinds = {None: "read", False: "", True: "changed"}
     return [
         (argument.name, kinds[argument.alias_info and argument.alias_info.is_write])
-        for argument in func._schema.arguments
+        for argument in schema(func).arguments
     ]
 
 

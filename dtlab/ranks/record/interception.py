@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtlab import torch_internals
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.record.buffers import Buffers
 from dtlab.ranks.record.completion import Ends, Pending
@@ -42,7 +43,7 @@ from dtlab.ranks.record.operators import OPERATORS, Operator
 
 __all__ = ["BELOW", "CallHooks", "library", "put"]
 
-BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+BELOW = torch_internals.keys_after_backend_select()
 _CPU = torch.device("cpu")
 _now = time.perf_counter_ns
 
@@ -78,13 +79,14 @@ class CallHooks:
         """Remove all hooks."""
         for name, plain in self._plain_methods.items():
             setattr(dist.ProcessGroup, name, plain)
-        self._c10d._destroy()
+        torch_internals.close_library(self._c10d)
 
     def _kernel(self, operator: Operator, issue: Callable[..., Any]) -> Callable[..., Any]:
         """The hook of one operator: records the call, passes it on, and follows its Work."""
-        # `redispatch_boxed` releases the GIL. `call_boxed` does not, and DDP's reducer, which
-        # holds a lock while it communicates, could then deadlock.
-        redispatch = getattr(torch.ops.c10d, operator.c10d).default._handle.redispatch_boxed
+        # It releases the GIL. Otherwise DDP's reducer, which holds a lock while it communicates,
+        # could deadlock.
+        overload = getattr(torch.ops.c10d, operator.c10d).default
+        redispatch = torch_internals.redispatcher(overload)
         if self._wire is not None:
             redispatch = self._wire.carrier(operator, redispatch)
         journal, ends, below = self._journal, self._ends, BELOW
@@ -224,16 +226,14 @@ def _ordinary() -> Callable[[Any], bool]:
     tensors created in inference mode. Other tensors are lazily conjugated or negated, sparse,
     wrapped, of a subclass, or not contiguous (layouts.py).
     """
-    keys_of = torch._C._dispatch_keys
+    keys_of = torch_internals.keys_function()
     ordinary = set()
     for without in (False, True):
         with torch.inference_mode(without):
             ordinary.add(keys_of(torch.empty(0, device=_CPU)).raw_repr())
-    modes, is_profiling = torch._C._len_torch_dispatch_stack, torch._C._autograd._profiler_enabled
-    transforms = torch._C._functorch.peek_interpreter_stack
-    c10d: Any = torch._C._distributed_c10d  # has no complete type stubs
-    # Whether Works are registered for compiled graphs.
-    is_registering = c10d._allow_inflight_collective_as_graph_input
+    modes, is_profiling = torch_internals.modes_function(), torch_internals.profiling_function()
+    transforms = torch_internals.transforms_function()
+    is_registering = torch_internals.registering_function()
     Tensor = torch.Tensor  # a local name is faster
 
     def is_ordinary(tensor: Any) -> bool:
@@ -253,7 +253,7 @@ def _ordinary() -> Callable[[Any], bool]:
 def _backends_own(group: Any, operator: Operator) -> Any:
     """The CPU backend's method that the operator would call, or None."""
     try:
-        return getattr(group._get_backend(_CPU), operator.methods[-1], None)
+        return getattr(torch_internals.backend_of(group, _CPU), operator.methods[-1], None)
     except RuntimeError:
         return None
 

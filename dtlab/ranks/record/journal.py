@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from dtlab import torch_internals
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.layouts import Extra
@@ -39,7 +40,7 @@ FORKED = (
 __all__ = ["Journal"]
 
 Ints = npt.NDArray[np.int64]
-_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_BACKWARD = torch_internals.backward_code()
 # Number of the group, bytes (-1: measure each call), number of the dtype, announcer's description.
 _Kind = tuple[int, int, int, tuple[Any, ...]]
 _now = time.perf_counter_ns  # CLOCK_MONOTONIC on Linux: the same in all processes of a machine
@@ -210,7 +211,7 @@ class Journal:
             if number >= 0:
                 return number, frame.f_lineno
             if code is _BACKWARD:
-                task, known = torch._C._current_graph_task_id(), self._backward
+                task, known = torch_internals.backward_number(), self._backward
                 if task != known[0]:  # else the cached line called this backward pass
                     known = self._backward = (task, self._place(frame.f_back))
                 return known[1]
@@ -313,7 +314,8 @@ class Journal:
 
 def _bytes(tensor: torch.Tensor) -> int:
     if tensor.layout is torch.sparse_coo:
-        return int(tensor._indices().nbytes + tensor._values().nbytes)
+        parts = torch_internals.sparse_indices(tensor), torch_internals.sparse_values(tensor)
+        return sum(part.nbytes for part in parts)
     return int(tensor.nbytes)
 
 

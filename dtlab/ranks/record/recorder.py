@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dtlab import torch_internals
 from dtlab.ranks.emulate.interconnect import Wire
 from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.buffers import Buffers
@@ -137,7 +138,7 @@ class _Hooks:
         self._calls = CallHooks(journal, self._pending, self._ends, wire, buffers)
         if buffers is not None:
             buffers.hook()
-        self._functional = library("_c10d_functional")
+        self._functional = library(torch_internals.FUNCTIONAL_OPERATORS)
         put(self._functional, "wait_tensor", self._wait_tensor_kernel())
         self._plain_wait, self._plain_poll = dist.Work.wait, dist.Work.is_completed
         dist.Work.wait = self._waiting()  # type: ignore[method-assign]
@@ -145,13 +146,13 @@ class _Hooks:
             dist.Work.is_completed = self._polling(announcer)  # type: ignore[method-assign]
         self._plain_functions: dict[str, Any] = {}
         if announcer is not None:
-            self._replace("_new_group_with_tag", self._making_group(announcer))
-            self._replace("_warn_not_in_group", self._warning(announcer))
+            self._replace(torch_internals.NEW_GROUP, self._making_group(announcer))
+            self._replace(torch_internals.WARN_NOT_IN_GROUP, self._warning(announcer))
 
     def _replace(self, name: str, make: Callable[[Any], Any]) -> None:
         """Replace a function of torch.distributed by `make(function)`."""
-        plain = self._plain_functions[name] = getattr(dist.distributed_c10d, name)
-        setattr(dist.distributed_c10d, name, make(plain))
+        plain = self._plain_functions[name] = getattr(torch_internals.c10d(), name)
+        setattr(torch_internals.c10d(), name, make(plain))
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -160,9 +161,9 @@ class _Hooks:
             self.buffers.unhook()
         dist.Work.wait = self._plain_wait  # type: ignore[method-assign]
         for name, plain in self._plain_functions.items():
-            setattr(dist.distributed_c10d, name, plain)
+            setattr(torch_internals.c10d(), name, plain)
         self._calls.close()
-        self._functional._destroy()
+        torch_internals.close_library(self._functional)
         self._ends.stop()
         self._journal.look = None  # a reference cycle would keep groups and connections alive
 
@@ -215,7 +216,7 @@ class _Hooks:
 
     def _wait_tensor_kernel(self) -> Callable[..., Any]:
         """The hook on `wait_tensor`, with which DTensor and functional collectives wait."""
-        redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
+        redispatch = torch_internals.redispatcher(torch_internals.wait_tensor())
         below, waited, line_of = BELOW, self._waited, self._journal.line_of
 
         def wait_tensor(keyset: Any, tensor: torch.Tensor) -> Any:
@@ -245,7 +246,7 @@ class _Hooks:
         index, work, _, anybody, *_ = known
         self._journal.block(index, start)
         if anybody is not None:
-            source = work._source_rank()
+            source = torch_internals.source_rank(work)
             self._journal.source(index, source)
             if self._announcer is not None:
                 self._announcer.source(index, anybody[0], source, anybody[1])

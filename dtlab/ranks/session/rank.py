@@ -23,6 +23,7 @@ from dtlab.ranks.plain import encode
 from dtlab.ranks.record.recorder import RECORD_LIMIT, Recorder
 from dtlab.ranks.transport import Packed, receive_frame, send_frame
 from dtlab.ranks.watch.announcer import Announcer
+from dtlab.torch_internals import abort_process_groups
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -220,7 +221,7 @@ class Cutter(threading.Thread):
         while letter := self._line.recv(1):
             if letter == protocol.CUT and self._has_nccl:
                 with contextlib.suppress(Exception):
-                    dist.distributed_c10d._abort_process_group()
+                    abort_process_groups()
             elif letter == protocol.CUT_STORE:
                 self.silence()
             for name in os.listdir("/proc/self/fd"):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from dtlab import torch_internals
 from dtlab.errors import DeadlockError, MismatchError, Waiting, place_in_words
 from dtlab.ranks.protocol import Finding, Frame, OpInfo, Outcome
 from dtlab.ranks.watch import locate
@@ -25,17 +26,17 @@ DDP_FORWARD = (
     "module that DDP wraps: model.module(...)."
 )
 # Functions that only pass a call on, and files in which the learner's line calls a collective.
-PASS_ON = ("wrapper", "wrapped", "inner", "decorate_context", "_fn")
+PASS_ON = ("wrapper", "wrapped", "inner", "decorate_context", torch_internals.COMPILED_CALL)
 CALLS = (
-    os.path.join("torch", "distributed", "distributed_c10d.py"),
-    os.path.join("torch", "distributed", "c10d_logger.py"),
-    os.path.join("torch", "distributed", "_functional_collectives.py"),
+    torch_internals.C10D_FILE,
+    torch_internals.LOGGER_FILE,
+    torch_internals.FUNCTIONAL_FILE,
 )
 # Parts of PyTorch that communicate.
 MAKERS = (
     os.path.join("torch", "distributed", ""),
     os.path.join("torch", "nn", "parallel", ""),
-    os.path.join("torch", "nn", "modules", "_functions.py"),
+    torch_internals.SYNC_BATCH_NORM_FILE,
 )
 
 
@@ -317,9 +318,9 @@ def _made_by(stack: Sequence[Frame]) -> str:
 
 def _is_in_ddps_forward(stack: Sequence[Frame]) -> bool:
     """Whether DDP's forward runs, before or after that of the module that it wraps."""
-    file = os.path.join("torch", "nn", "parallel", "distributed.py")
     return any(
-        frame.file.endswith(file) and frame.function in ("_pre_forward", "_post_forward")
+        frame.file.endswith(torch_internals.DDP_FILE)
+        and frame.function in torch_internals.DDP_FORWARD
         for frame in stack
     )
 

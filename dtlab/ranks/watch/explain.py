@@ -8,6 +8,7 @@ from dataclasses import replace
 from traceback import FrameSummary, StackSummary
 from typing import Any
 
+from dtlab import torch_internals
 from dtlab.errors import (
     Failure,
     RankError,
@@ -45,7 +46,7 @@ ADVICE = {
 CRASHES = {"SIGSEGV": "it crashed: it accessed invalid memory", "SIGABRT": "it aborted"}
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
-FUNCTIONAL = ("torch/distributed/_functional_collectives.py", "torch/distributed/tensor/")
+FUNCTIONAL = (torch_internals.FUNCTIONAL_FILE, "torch/distributed/tensor/")
 GLOOS_DOING = (
     "In a functional collective, as DTensor calls them, this can be a bug of PyTorch: two threads "
     "of its gloo backend store at once which operation ended last. Run it again, and wait for "
@@ -480,12 +481,12 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
 
 def _in_backward(running: list[Waiting], outcome: Outcome) -> str:
     """A text if ranks are inside backward, although no operation of theirs is open."""
-    file = os.path.join("torch", "autograd", "graph.py")
     open_ops = {op.rank for op in (*outcome.waiting, *outcome.posted)}
     inside = [
         each.rank
         for each in running
-        if (stack := outcome.ranks[each.rank].stack) and stack[-1].file.endswith(file)
+        if (stack := outcome.ranks[each.rank].stack)
+        and stack[-1].file.endswith(torch_internals.BACKWARD_FILE)
         and each.rank not in open_ops
     ]  # fmt: skip
     if not inside or len(inside) < len(running):

@@ -17,11 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dtlab import torch_internals
 from dtlab.ranks.protocol import Frame
 
 # Files whose functions are the operations that a rank can wait in.
 OPERATIONS = (
-    os.path.join("torch", "distributed", "distributed_c10d.py"),
+    torch_internals.C10D_FILE,
     os.path.join("dtlab", "collectives.py"),
     os.path.join("dtlab", "ranks", "record", "recorder.py"),  # the hook on `work.wait`
 )
@@ -67,7 +68,8 @@ def is_learners(file: str) -> bool:
 def asked_by_learner(frame: FrameType | None) -> bool:
     """Whether the learner called a function of torch.distributed, and not torch itself."""
     messages = os.path.join("dtlab", "messages.py")
-    between = (*OPERATIONS, "c10d_logger.py", "_contextlib.py", messages)
+    files = torch_internals.LOGGER_FILE, torch_internals.CONTEXT_FILE
+    between = (*OPERATIONS, *files, messages)
     while frame is not None and frame.f_code.co_filename.endswith(between):
         frame = frame.f_back
     return frame is not None and is_learners(frame.f_code.co_filename)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dtlab import torch_internals
 from dtlab.ranks.protocol import Finding, Frame, OpInfo
 from dtlab.ranks.watch.board import CALL, ISSUE, NEW_GROUP, QUEUE, Board, Record
 from dtlab.ranks.watch.matching import KINDS, Machine, Misfit, Op
@@ -27,11 +28,11 @@ MOST_GROUPS = 100  # that are stored for explanations
 Ask = Callable[[int], list[list[Frame]]]
 # Where torch waits in C++ for communication that it issued itself.
 WAITS_IN_CPP = (
-    os.path.join("torch", "autograd", "graph.py"),
-    os.path.join("torch", "nn", "parallel", "distributed.py"),
-    os.path.join("torch", "distributed", "distributed_c10d.py"),
-    os.path.join("torch", "distributed", "utils.py"),
-    os.path.join("torch", "_ops.py"),
+    torch_internals.BACKWARD_FILE,
+    torch_internals.DDP_FILE,
+    torch_internals.C10D_FILE,
+    torch_internals.MODULE_STATE_FILE,
+    torch_internals.OPERATORS_FILE,
 )
 # Threads that never communicate by themselves.
 HELPERS = (os.path.join("dtlab", "ranks", ""), os.path.join("tqdm", "_monitor.py"))

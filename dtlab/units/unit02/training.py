@@ -17,6 +17,7 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab import torch_internals
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
@@ -50,7 +51,7 @@ FINISHED = (
     "dtlab.parallel.data.data_parallel",
     "dtlab.parallel.data.local_sgd",
     "torch.nn.parallel.distributed",
-    "torch.distributed._composable.replicate",
+    torch_internals.REPLICATE,
     "torch.distributed.algorithms.model_averaging.utils",
 )
 _SAMPLES = 3  # in a rank's batch

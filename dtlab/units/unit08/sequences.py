@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab import torch_internals
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Observation
@@ -58,7 +59,7 @@ def watched() -> Any:
             if name in ("mm", "bmm", "addmm", "baddbmm"):
                 left = args[-2]
                 self.products += left.numel() * args[-1].shape[-1]
-            elif name.startswith("_scaled_dot_product"):
+            elif name.startswith(torch_internals.ATTENTION_OPERATORS):
                 self.products += 2 * args[0].numel() * args[1].shape[-2]
             return result
 

@@ -10,6 +10,7 @@ from math import prod
 from typing import Any, ClassVar
 from unittest.mock import patch
 
+from dtlab import torch_internals
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -47,10 +48,9 @@ class Grouping(Faulty):
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, int]) -> dict[str, Any]:
         import torch.distributed as dist
-        from torch.distributed import distributed_c10d as c10d
 
-        make: Any = c10d._new_group_with_tag
-        spy = patch.object(c10d, "_new_group_with_tag", wraps=make)
+        c10d, name = torch_internals.c10d(), torch_internals.NEW_GROUP
+        spy = patch.object(c10d, name, wraps=getattr(c10d, name))
         with spy as calls, finished_calls(*Grouping.finished, refuse=True) as finished:
             returned = fn(dict(given))
         groups: Any = type(returned).__name__
