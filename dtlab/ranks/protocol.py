@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from dtlab import torch_internals
 from dtlab.predict import Cluster
 
 # Titles of the processes in the process list.
@@ -26,7 +27,7 @@ MOST_SECONDS = "DTLAB_MOST_SECONDS"
 
 # Modules that take long to import. The server imports them once a rank has imported one of them.
 SLOW_MODULES = (
-    "torch._dynamo",  # the first optimizer and the first DistributedDataParallel import it
+    torch_internals.COMPILER,  # the first optimizer and the first DDP import it
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
