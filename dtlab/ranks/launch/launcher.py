@@ -14,6 +14,10 @@
 
 If the environment already describes a process group (torchrun, an SPMD kernel), nothing is
 forked, and the function runs in this process, which is a rank already (inplace.py).
+
+`launch` in `dtlab/simple.py` is the idea: it forks the ranks, and returns what they return. This
+package adds a server that has imported torch once, output while the ranks run, limits of time and
+memory, errors at the learner's line, and ranks that all end, whatever happens to one of them.
 """
 
 from __future__ import annotations
