@@ -4,7 +4,7 @@
 circle of ranks in it. This package also sees mismatches, groups, threads, and waits inside C++:
 
     announcer.py   writes each operation of a rank to shared memory (board.py)
-    matching.py    tells which operations complete, which do not match, and which ranks can continue
+    matching.py    tells which operations complete or do not match, and which ranks are blocked
     watcher.py     reads the board while the ranks run, and returns a finding
     deadlocks.py   a finding in words, with its cause;  explain.py: the error of a launch
     early.py       tensors that were touched before the rank had waited
