@@ -1,4 +1,4 @@
-"""Notebooks as learners hand them in, and what has to hold of what `mend` makes of them."""
+"""Notebooks as learners hand them in, and what has to hold of what `repair` makes of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 from nbformat import NotebookNode
 
-from dtlab.classroom.repair.repaired import Mended, mend
+from dtlab.classroom.repair.repaired import Repaired, repair
 
 UNIT = Path(__file__).parent.parent / "exercises" / "01_ranks_and_collectives"
 RELEASED = {path.stem: nbformat.read(path, as_version=4) for path in sorted(UNIT.glob("*.ipynb"))}
@@ -94,12 +94,12 @@ def earned(notebook: NotebookNode) -> tuple[str, ...]:
     return tuple(part for part in PARTS if part in passed)
 
 
-def demand_sound(mended: Mended, released: NotebookNode = LEVEL_2) -> None:
-    """The result is a notebook with each graded cell once, and mending it changes nothing."""
-    nbformat.validate(mended.notebook)
-    cells = mended.notebook.cells
+def demand_sound(repaired: Repaired, released: NotebookNode = LEVEL_2) -> None:
+    """The result is a notebook with each graded cell once, and repairing it changes nothing."""
+    nbformat.validate(repaired.notebook)
+    cells = repaired.notebook.cells
     assert len({one.id for one in cells}) == len(cells)
-    assert mended.notebook.metadata.kernelspec == released.metadata.kernelspec
+    assert repaired.notebook.metadata.kernelspec == released.metadata.kernelspec
     known = {one.id: one for one in released.cells if "nbgrader" in one.metadata}
     marked = [one for one in cells if "nbgrader" in one.metadata]
     assert sorted(one.id for one in marked) == sorted(known)
@@ -109,6 +109,6 @@ def demand_sound(mended: Mended, released: NotebookNode = LEVEL_2) -> None:
         roles = one.metadata.nbgrader
         assert roles.solution or roles.task or one == known[one.id]
     assert not any(one.get("outputs") or one.get("execution_count") for one in cells)
-    again = mend(nbformat.writes(mended.notebook).encode(), released)
-    assert again.notebook == mended.notebook
+    again = repair(nbformat.writes(repaired.notebook).encode(), released)
+    assert again.notebook == repaired.notebook
     assert again.notes == ()

@@ -110,7 +110,7 @@ def test_the_naive_way_is_right_for_even_micro_batches_only() -> None:
 
 
 def test_batchnorm_sees_the_micro_batches() -> None:
-    """No scaling of losses mends that: each microbatch is normalised by itself."""
+    """No scaling of losses fixes that: each microbatch is normalised by itself."""
     generator = torch.Generator().manual_seed(0)
     whole = (
         torch.rand(16, 1, 8, 8, generator=generator, dtype=torch.float64),

@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell
 from dtlab.checks import Part, find_part, known_parts
 from dtlab.checks.course import Course
 from dtlab.checks.functions.defences import Defence
-from dtlab.checks.programs.training import MendScript
+from dtlab.checks.programs.training import FixScript
 from dtlab.checks.questions.answers import Questions
 from dtlab.classroom.similarity.pairs import LONGEST, SOLUTION, Group, alike
 from dtlab.classroom.similarity.tokens import pieces
@@ -29,13 +29,13 @@ ROOT = Path(__file__).parent.parent
 ANSWERS = ROOT / "tests" / "wrong_answers"
 PARTS = [part for part in known_parts() if not isinstance(part.check, Questions | Defence)]
 RING, TREE = find_part("01/ring_all_reduce"), find_part("01/tree_broadcast")
-# Scripts whose mending takes more than a line or two.
+# Scripts whose fixing takes more than a line or two.
 LONG = {
     "02/script_4", "02/script_6", "02/script_8", "05/run_c", "07/run_a", "09/run_a",
     "11/killed_job",
 }  # fmt: skip
-SHORT = {"01/mend_4", "06/g", "07/warm_up"}  # one or two lines: all right answers are the same
-SCRIPTS = [p for p in PARTS if isinstance(p.check, MendScript) and p.name not in LONG]
+SHORT = {"01/fix_4", "06/g", "07/warm_up"}  # one or two lines: all right answers are the same
+SCRIPTS = [p for p in PARTS if isinstance(p.check, FixScript) and p.name not in LONG]
 WRITTEN = [part for part in PARTS if part not in SCRIPTS and part.name not in SHORT]
 part_by_name = pytest.mark.parametrize("part", WRITTEN, ids=lambda part: part.name)
 
@@ -156,7 +156,7 @@ def test_a_copy_in_disguise_is_found(part: Part) -> None:
 
 
 @pytest.mark.parametrize("part", SCRIPTS, ids=lambda part: part.name)
-def test_a_script_that_was_handed_out_and_mended_accuses_nobody(part: Part) -> None:
+def test_a_script_that_was_handed_out_and_fixed_accuses_nobody(part: Part) -> None:
     original = solution(part)
     assert compared(part, ada=original, ben=disguised(original)) == []
 
@@ -233,10 +233,10 @@ def test_what_was_handed_out_counts_for_nobody() -> None:
         assert not compared(part, 0.01, ada=untouched, ben=untouched)
 
 
-def test_the_program_that_is_to_be_mended_counts_for_nobody() -> None:
-    part = find_part("01/mend_4")
-    program = str(cell(notebook("exercises", part), "mend_4-program").source)
-    both = program.replace("with_neighbours", "mended_4")
+def test_the_program_that_is_to_be_fixed_counts_for_nobody() -> None:
+    part = find_part("01/fix_4")
+    program = str(cell(notebook("exercises", part), "fix_4-program").source)
+    both = program.replace("with_neighbours", "fixed_4")
     assert not compared(part, 0.01, ada=both, ben=disguised(both))
 
 
@@ -246,7 +246,7 @@ def test_a_few_lines_are_no_sign() -> None:
 
 
 def test_what_many_have_in_their_answers_is_no_sign() -> None:
-    parts = [part for part in WRITTEN if "mend" not in part.name]
+    parts = [part for part in WRITTEN if "fix" not in part.name]
     own = [next(iter(answers(part).values())) for part in parts[:12]]
     common = f"\n\n{solution(RING)}"
     class_ = {f"learner {n:02}": disguised(own[n] + common, f"n{n}_") for n in range(12)}

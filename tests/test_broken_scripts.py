@@ -14,21 +14,21 @@ import pytest
 from dtlab.checks import Part, known_parts
 from dtlab.checks.course import Course
 from dtlab.checks.programs.lines import judge_line, numbered
-from dtlab.checks.programs.training import MendScript, Scene
+from dtlab.checks.programs.training import FixScript, Scene
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of
 
 ROOT = Path(__file__).parent.parent
-PARTS = [part for part in known_parts() if isinstance(part.check, MendScript)]
+PARTS = [part for part in known_parts() if isinstance(part.check, FixScript)]
 
-def mend_of(part: Part) -> MendScript:
-    assert isinstance(part.check, MendScript)
+def fix_of(part: Part) -> FixScript:
+    assert isinstance(part.check, FixScript)
     return part.check
 
 
 each_part = pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 each_proven = pytest.mark.parametrize(
-    "part", [part for part in PARTS if mend_of(part).proof], ids=lambda part: part.name
+    "part", [part for part in PARTS if fix_of(part).proof], ids=lambda part: part.name
 )
 
 
@@ -64,7 +64,7 @@ def code_of(source: str) -> str:
 @each_part
 def test_the_notebook_shows_the_script_that_is_checked(part: Part) -> None:
     shown = shown_with(part)[f"{part.symbol}-program"]
-    checked = numbered(mend_of(part).broken)
+    checked = numbered(fix_of(part).broken)
     assert code_of(shown) == code_of("\n".join(checked))
     for ours, theirs in zip(shown.splitlines(), checked, strict=True):
         assert ours == re.sub("  # (noqa|fmt).*", "", theirs) or "def " in ours
@@ -72,18 +72,18 @@ def test_the_notebook_shows_the_script_that_is_checked(part: Part) -> None:
 
 @each_part
 def test_lines_at_fault_may_be_named_by_text_and_by_number(part: Part) -> None:
-    mend = mend_of(part)
-    lines = numbered(mend.broken)
-    for text in mend.lines:
+    fix = fix_of(part)
+    lines = numbered(fix.broken)
+    for text in fix.lines:
         number = next(n for n, line in enumerate(lines, 1) if text in line)
         for said in (text, number, said_of(part)["line"]):
-            assert judge_line(mend.broken, said, mend.lines, "").status == "ok"
+            assert judge_line(fix.broken, said, fix.lines, "").status == "ok"
 
 
 @pytest.mark.slow
 @each_proven
 def test_the_number_of_a_right_diagnosis_is_that_of_the_run(part: Part, warm: None) -> None:
-    mend, said = mend_of(part), said_of(part)
-    scene = Scene(BENCH.observe(mend.scene, mend.broken), mend.optimizer)
-    assert mend.proof is not None
-    assert mend.proof.judge(said["number"], scene).status == "ok"
+    fix, said = fix_of(part), said_of(part)
+    scene = Scene(BENCH.observe(fix.scene, fix.broken), fix.optimizer)
+    assert fix.proof is not None
+    assert fix.proof.judge(said["number"], scene).status == "ok"

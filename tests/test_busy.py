@@ -12,7 +12,7 @@ import pytest
 from nbformat import NotebookNode
 
 from dtlab.classroom.judging.judge import judge, part_of
-from dtlab.classroom.repair.repaired import mend
+from dtlab.classroom.repair.repaired import repair
 from dtlab.classroom.workers.server import JudgesServer
 
 ROOT = Path(__file__).parent.parent
@@ -53,7 +53,7 @@ def handed_in(path: Path) -> NotebookNode:
         if cell.id == "learner":
             cell.source += '\nlearner = "ada"'
     released = nbformat.read(ROOT / "exercises" / path, as_version=4)
-    return mend(nbformat.writes(notebook).encode(), released).notebook
+    return repair(nbformat.writes(notebook).encode(), released).notebook
 
 
 @pytest.mark.parametrize("path", LEVELS, ids=str)

@@ -128,15 +128,15 @@ def test_what_counts_in_all_is_not_said_of_a_part() -> None:
 
 
 def test_no_link_leads_to_what_is_not_there() -> None:
-    alone = only(find_part("01/mend_2"), there=("level-2.ipynb", "level-3.ipynb"))
+    alone = only(find_part("01/fix_2"), there=("level-2.ipynb", "level-3.ipynb"))
     text = "\n".join(one.source for one in alone.cells)
     assert "Know before: lesson 01 and [Level II](level-2.ipynb)." in text
     assert set(re.findall(r"\]\(([^)]*ipynb)\)", text)) == {"level-2.ipynb"}
-    assert "Know before: lesson 01 and Level II." in only(find_part("01/mend_2")).cells[0].source
+    assert "Know before: lesson 01 and Level II." in only(find_part("01/fix_2")).cells[0].source
 
 
 def test_links_lead_to_the_names_that_notebooks_have_in_the_assignment() -> None:
-    part = find_part("01/mend_2")
+    part = find_part("01/fix_2")
     there = {"level-2.ipynb": "01-level-2.ipynb"}
     title = cut(level_of(part), beside(part), {part.name: part.points}, there).cells[0].source
     assert "[Level II](01-level-2.ipynb)" in title

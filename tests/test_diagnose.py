@@ -20,7 +20,7 @@ from dtlab.checks import Part, find_part
 from dtlab.checks.functions.checks import UNANSWERED
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.practice import practice
-from dtlab.checks.programs.broken import MendProgram
+from dtlab.checks.programs.broken import FixProgram
 from dtlab.checks.questions.waits import Wait, judge_waits, waits_of
 from dtlab.errors import DeadlockError, RankTimeoutError, Waiting
 from dtlab.predict import Cluster, Link
@@ -36,12 +36,12 @@ from dtlab.units.unit01.choose import (
     best_seconds,
     seconds_of,
 )
-from dtlab.units.unit01.mend_1 import Blocks
-from dtlab.units.unit01.mend_2 import Batches
-from dtlab.units.unit01.mend_3 import Grid
-from dtlab.units.unit01.mend_4 import Strips, judge_top
-from dtlab.units.unit01.mend_5 import Columns, judge_columns
-from dtlab.units.unit01.mending import traffic
+from dtlab.units.unit01.fix_1 import Blocks
+from dtlab.units.unit01.fix_2 import Batches
+from dtlab.units.unit01.fix_3 import Grid
+from dtlab.units.unit01.fix_4 import Strips, judge_top
+from dtlab.units.unit01.fix_5 import Columns, judge_columns
+from dtlab.units.unit01.fixes import traffic
 from tests.marks import first, retried
 from tests.staying import BENCH
 
@@ -49,18 +49,18 @@ pytestmark = pytest.mark.unit("01")
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "solutions" / "01_ranks_and_collectives" / "level-3.ipynb"
-PARTS = [find_part(f"01/mend_{number}") for number in range(1, 6)]
+PARTS = [find_part(f"01/fix_{number}") for number in range(1, 6)]
 
 
-def mend_of(part: Part) -> MendProgram:
+def fix_of(part: Part) -> FixProgram:
     """The check of a part, which is a broken program."""
-    assert isinstance(part.check, MendProgram)
+    assert isinstance(part.check, FixProgram)
     return part.check
 
 
 def program_of(part: Part) -> str:
     """The name of its program."""
-    return mend_of(part).program.rpartition(".")[2]
+    return fix_of(part).program.rpartition(".")[2]
 
 
 def name_of(part: Part) -> str:
@@ -281,21 +281,21 @@ def test_a_program_that_does_not_hang_here_is_not_the_learners_fault() -> None:
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_the_broken_program_earns_nothing(part: Part) -> None:
     broken = getattr(programs, program_of(part))
-    criteria = part.check.run(part.symbol, {"diagnosis": None, "mended": broken}, bench=BENCH)
+    criteria = part.check.run(part.symbol, {"diagnosis": None, "fixed": broken}, bench=BENCH)
     assert [one.status for one in criteria] == ["open", "lost", "blocked"]
     assert criteria[0].message == "diagnosis: not answered yet"
     assert [one.name for one in criteria] == ["diagnosis", "result", "traffic"]
 
 
 @pytest.mark.parametrize(
-    "answer", [None, 3, "mended", print, {}, {"mended": print}, {"diagnosis": None}, [None, print]]
+    "answer", [None, 3, "fixed", print, {}, {"fixed": print}, {"diagnosis": None}, [None, print]]
 )
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any) -> None:
-    criteria = PARTS[0].check.run("mend_1", answer, bench=BENCH)
+    criteria = PARTS[0].check.run("fix_1", answer, bench=BENCH)
     fault = "must be a dict"
     if isinstance(answer, dict):
-        fault = f'has no key "{"mended" if "diagnosis" in answer else "diagnosis"}"'
-    assert criteria[0].message == f'mend_1 {fault}: mend_1 = {{"diagnosis": ..., "mended": ...}}'
+        fault = f'has no key "{"fixed" if "diagnosis" in answer else "diagnosis"}"'
+    assert criteria[0].message == f'fix_1 {fault}: fix_1 = {{"diagnosis": ..., "fixed": ...}}'
     assert [one.status for one in criteria] == ["lost", "blocked", "blocked"]
 
 
@@ -315,10 +315,10 @@ STRANGE: Sequence[Any] = (
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(part: Part) -> None:
-    mend = mend_of(part)
-    seen = BENCH.observe(mend.scene, getattr(programs, program_of(part)))
+    fix = fix_of(part)
+    seen = BENCH.observe(fix.scene, getattr(programs, program_of(part)))
     for diagnosis in STRANGE:
-        verdict = mend.judge(seen, diagnosis)
+        verdict = fix.judge(seen, diagnosis)
         assert verdict.status == "lost", diagnosis
         assert verdict.message
 
@@ -366,7 +366,7 @@ def test_a_slice_is_summed_as_it_lies_in_memory(ranks: int, classes: int) -> Non
 # What is sent -----------------------------------------------------------------------------------
 
 
-def test_a_mended_program_may_call_a_barrier_but_no_other_stranger() -> None:
+def test_a_fixed_program_may_call_a_barrier_but_no_other_stranger() -> None:
     def seen(*names: str) -> Observation:
         events = [Event(0, "comm", name, (1,), 4, 0.0, 1.0, {}) for name in names]
         return Observation(Trial(2, [Blocks(0, 2, 2)]), trace=Trace(events, world_size=2))

@@ -20,7 +20,7 @@ from dtlab.doctor.show import as_json, as_text
 from dtlab.doctor.visit import Visit
 
 ROOT = Path(__file__).parent.parent
-KEYS = ["area", "name", "status", "message", "mend", "value"]
+KEYS = ["area", "name", "status", "message", "repair", "value"]
 
 
 def raises(_: Visit) -> Iterator[Finding]:
@@ -78,24 +78,24 @@ def test_what_was_started_ends_with_the_visit() -> None:
 
 
 def test_text_fits_and_commands_stay_whole() -> None:
-    mend = "sudo " + "long " * 40
-    found = [ok("machine", "CPUs", "2 of 2"), wrong("gpus", "GPUs", "word " * 60, mend),
+    repair = "sudo " + "long " * 40
+    found = [ok("machine", "CPUs", "2 of 2"), wrong("gpus", "GPUs", "word " * 60, repair),
              note("gpus", "MIG", "is on")]  # fmt: skip
     lines = list(as_text(found, 1.25, width=70))
     assert lines[:3] == ["machine", "  ok     CPUs           2 of 2", "gpus"]
     assert lines[3].startswith("  WRONG  GPUs           word word")
-    assert f"         repair:        {mend}" in lines
+    assert f"         repair:        {repair}" in lines
     assert max(len(line) for line in lines if "repair:" not in line) <= 70
     assert lines[-1] == "1 wrong: GPUs; 1 note. 3 findings in 1.2 s."
     assert list(as_text(found[:1], 0.0))[-1].startswith("Nothing is wrong. 1 finding")
 
 
 def test_json_has_the_keys_that_are_documented() -> None:
-    told = json.loads(as_json([note("gpus", "MIG", "is on", "mend it", index=3)], 1.0, "0.1.0"))
+    told = json.loads(as_json([note("gpus", "MIG", "is on", "repair it", index=3)], 1.0, "0.1.0"))
     assert told == {
         "format": 1, "dtlab_version": "0.1.0", "status": "note", "seconds": 1.0,
         "findings": [{"area": "gpus", "name": "MIG", "status": "note", "message": "is on",
-                      "mend": "mend it", "value": {"index": 3}}],
+                      "repair": "repair it", "value": {"index": 3}}],
     }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_the_command_on_this_machine(
     found = {one["name"]: one for one in told["findings"]}
     assert status == (told["status"] == "wrong")
     assert all(list(one) == KEYS and one["area"] in AREAS for one in told["findings"])
-    assert all(one["mend"] for one in found.values() if one["status"] == "wrong")
+    assert all(one["repair"] for one in found.values() if one["status"] == "wrong")
     assert found["gloo"]["status"] == "ok"
     assert found["gloo"]["value"]["all_reduce_seconds"] > 0
     assert found["bytes sent"]["value"]["rank_0_bytes"] > 4 * backends.ELEMENTS * trial.ROUNDS
@@ -149,4 +149,4 @@ def test_another_python_than_the_courses_is_told_in_one_line(
     monkeypatch.setattr(checkup, "NEEDED", ("no_such_module", "nor_this"))
     (found,) = examine()
     assert found.status == "wrong" and "it is not the course's Python" in found.message
-    assert found.mend.startswith("make lab")
+    assert found.repair.startswith("make lab")

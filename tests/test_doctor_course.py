@@ -72,7 +72,7 @@ def test_a_rank_of_another_group_tries_none(monkeypatch: pytest.MonkeyPatch) -> 
     for name in inplace.NEEDED:
         monkeypatch.setenv(name, "1")
     told = only(backends.gloo(gloo_is_there()))
-    assert (told.status, told.mend) == ("note", "unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT")
+    assert (told.status, told.repair) == ("note", "unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT")
 
 
 # The course ------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ def gradebook(folder: Path, revision: str | None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("revision", "status", "mend"),
+    ("revision", "status", "repair"),
     [
         (HEAD, "ok", ""),
         (OLDER, "wrong", "nbgrader db upgrade"),
@@ -99,12 +99,12 @@ def gradebook(folder: Path, revision: str | None) -> str:
     ],
 )
 def test_a_gradebook_of_another_version(
-    revision: str | None, status: str, mend: str, tmp_path: Path
+    revision: str | None, status: str, repair: str, tmp_path: Path
 ) -> None:
     told = course.gradebook(gradebook(tmp_path, revision), tmp_path)
     assert (told.status, told.value["newest_revision"]) == (status, HEAD)
     assert told.value["path"] == str(tmp_path / "gradebook.db")
-    assert told.mend.endswith(mend)
+    assert told.repair.endswith(repair)
 
 
 def test_a_gradebook_that_is_not_there_or_elsewhere(tmp_path: Path) -> None:
@@ -124,16 +124,16 @@ def test_a_gradebook_that_cannot_be_read(
     with closing(sqlite3.connect(tmp_path / "gradebook.db")) as writer:
         writer.execute("BEGIN EXCLUSIVE")
         told = course.gradebook(url, tmp_path)
-        assert (told.status, told.mend.split()[0]) == ("note", "fuser")
+        assert (told.status, told.repair.split()[0]) == ("note", "fuser")
     (tmp_path / "gradebook.db").write_text("no database at all, and longer than a header" * 9)
     told = course.gradebook(url, tmp_path)
-    assert (told.status, told.mend.split()[0]) == ("wrong", "mv")
+    assert (told.status, told.repair.split()[0]) == ("wrong", "mv")
     assert "file is not a database" in told.message
 
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_the_command_mends_an_old_gradebook(
+def test_the_command_repairs_an_old_gradebook(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bin_ = Path(sys.executable).parent
@@ -142,7 +142,7 @@ def test_the_command_mends_an_old_gradebook(
     url = gradebook(tmp_path, OLDER)
     told = course.gradebook(url, tmp_path)
     assert (told.status, told.value["revision"]) == ("wrong", OLDER)
-    subprocess.run(told.mend, shell=True, check=True, capture_output=True)
+    subprocess.run(told.repair, shell=True, check=True, capture_output=True)
     told = course.gradebook(url, tmp_path)
     assert (told.status, told.value["revision"]) == ("ok", HEAD)
 
@@ -189,7 +189,7 @@ def test_a_full_disk(free: float, status: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     told = only(course.disk(Visit()))
     assert (told.status, told.value["free_bytes"]) == (status, free)
-    assert told.mend.startswith("du ")
+    assert told.repair.startswith("du ")
 
 
 def test_isolation_that_the_sandbox_lacks() -> None:

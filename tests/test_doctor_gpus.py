@@ -147,11 +147,11 @@ def test_four_gpus_are_told_with_what_is_wrong_with_them() -> None:
     assert cards.value["gpus"][2]["mig_devices"][0]["profile"] == "3g.71gb"
     assert told["compute mode", (1,)].status == "note"
     assert told["compute mode", (2,)].status == "wrong"
-    assert told["compute mode", (2,)].mend == "sudo nvidia-smi -i 2 -c DEFAULT"
+    assert told["compute mode", (2,)].repair == "sudo nvidia-smi -i 2 -c DEFAULT"
     assert told["MIG", (2,)].status == "note"
     assert "1 x 3g.71gb, 1 x 1g.18gb, 1 x 1c.1g.18gb." in told["MIG", (2,)].message
     assert told["MIG", (3,)].status == "wrong"
-    assert told["MIG", (3,)].mend == "sudo nvidia-smi -i 3 -mig 0"
+    assert told["MIG", (3,)].repair == "sudo nvidia-smi -i 3 -mig 0"
     assert len(found) == 5
 
 
@@ -159,7 +159,7 @@ def test_what_several_gpus_have_in_common_is_told_once() -> None:
     all_of_them = [replace(card(index), compute_mode="Exclusive_Process") for index in range(8)]
     found = only(gpus._modes(all_of_them))
     assert found.message.startswith("GPUs 0, 1, 2, 3, 4, 5, 6, 7 are in mode Exclusive_Process")
-    assert found.mend == (
+    assert found.repair == (
         "for i in 0 1 2 3 4 5 6 7; do sudo nvidia-smi -i $i -c DEFAULT; done"
     )
 
@@ -188,7 +188,7 @@ def test_a_driver_that_fails_is_wrong(smi: Smi) -> None:
     found = only(gpus.cards(Visit()))
     assert found.status == "wrong"
     assert "NVML: Driver/library version mismatch; NVML library version: 580.65" in found.message
-    assert found.mend.startswith("sudo dmesg")
+    assert found.repair.startswith("sudo dmesg")
 
 
 def test_a_driver_that_hangs_costs_its_limit_and_nothing_stays(
@@ -211,7 +211,7 @@ def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "has_nvidia_driver", lambda: True)
     found = only(gpus.cards(Visit()))
     assert (found.status, found.value["gpus"]) == ("note", None)
-    assert "--gpus all" in found.mend
+    assert "--gpus all" in found.repair
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,14 @@ def test_what_torch_may_use(
     found = only(gpus.usable(known))
     assert (found.status, found.value["visible_gpus"]) == (status, seen)
     assert words in found.message
-    assert bool(found.mend) == (status != "ok")
+    assert bool(found.repair) == (status != "ok")
 
 
 def test_a_torch_for_cpus_beside_gpus_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = only(gpus.usable(knowing([card()], cuda=None, version="2.13.0+cpu")))
     assert found.status == "wrong"
-    assert found.mend.endswith("-m pip install --force-reinstall torch==2.13.0")
+    assert found.repair.endswith("-m pip install --force-reinstall torch==2.13.0")
     assert list(gpus.usable(knowing())) == []  # no GPU, nothing to say
 
 

@@ -69,7 +69,7 @@ def test_little_memory(limit: float, status: str, monkeypatch: pytest.MonkeyPatc
     told = only(machine.memory(Visit()))
     assert (told.status, told.value["limit_bytes"]) == (status, limit)
     assert f"this control group may use {limit / 1e9:g} GB" in told.message
-    assert told.mend
+    assert told.repair
 
 
 def test_less_than_two_cpus_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_shared_memory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "SHARED", Path("/proc"))  # takes no file of anybody
     told = only(machine.shared(Visit()))
     assert (told.status, told.value["writable"]) == ("wrong", False)
-    assert told.mend.startswith("sudo mount -o remount,rw")
+    assert told.repair.startswith("sudo mount -o remount,rw")
 
 
 def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert (told.status, told.value["size_bytes"], told.value["free_bytes"]) == (
         "note", 2**26, 2**25,
     )  # fmt: skip
-    assert "--shm-size=1g" in told.mend
+    assert "--shm-size=1g" in told.repair
     assert list(tmp_path.iterdir()) == []
 
 
@@ -102,7 +102,7 @@ def test_no_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket, "create_server", refused)
     told = only(machine.loopback(Visit()))
-    assert (told.status, told.mend) == ("wrong", "sudo ip link set lo up")
+    assert (told.status, told.repair) == ("wrong", "sudo ip link set lo up")
     assert "Cannot assign requested address" in told.message
 
 
@@ -120,7 +120,7 @@ def test_a_python_that_is_too_old_or_too_new(monkeypatch: pytest.MonkeyPatch) ->
         with monkeypatch.context() as one:
             one.setattr(software, name, version)
             told = only(software.python(Visit()))
-        assert (told.status, told.mend.split()[-1]) == ("wrong", "PYTHON=python3.12")
+        assert (told.status, told.repair.split()[-1]) == ("wrong", "PYTHON=python3.12")
 
 
 def test_packages_that_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_packages_that_are_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     told = only(software.packages(Visit()))
     assert (told.status, told.value["lacking"]) == ("wrong", ["numpy>=99", "dtlab-nowhere>=1.5"])
-    assert told.mend.endswith("-m pip install 'numpy>=99' 'dtlab-nowhere>=1.5'")
+    assert told.repair.endswith("-m pip install 'numpy>=99' 'dtlab-nowhere>=1.5'")
 
 
 VERSION = "__version__ = '2.13.0'\nfrom types import SimpleNamespace\n"
@@ -185,7 +185,7 @@ def test_a_torch_that_is_broken(
     told = only(software.torch(Visit()))
     assert told.status == "wrong"
     assert words in told.message
-    assert told.mend.endswith("--force-reinstall 'torch>=2.13'")
+    assert told.repair.endswith("--force-reinstall 'torch>=2.13'")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_package_that_cannot_be_imported(
     told = only(check(visit))  # type: ignore[operator]
     assert told.status == "wrong"
     assert "ModuleNotFoundError: No module named 'nowhere'" in told.message
-    assert f"--force-reinstall '{module}>=" in told.mend
+    assert f"--force-reinstall '{module}>=" in told.repair
 
 
 def test_commands_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +209,6 @@ def test_commands_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert only(software.jupyterlab(Visit())).value == {"version": "2.13.0"}
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     told = only(software.jupyterlab(Visit()))
-    assert (told.status, told.mend.split()[-1]) == ("wrong", "jupyter_core")
+    assert (told.status, told.repair.split()[-1]) == ("wrong", "jupyter_core")
     told = only(course.alembic(Visit()))
-    assert (told.status, told.mend.split()[-1]) == ("wrong", "alembic")
+    assert (told.status, told.repair.split()[-1]) == ("wrong", "alembic")

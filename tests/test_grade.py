@@ -123,7 +123,7 @@ def test_other_prose_in_the_release_grades_nobody_again(group: Class, kept: Kept
     path = group.folder / "release" / NAME / "01_level_1.ipynb"
     notebook = nbformat.read(path, as_version=4)
     prose = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
-    prose.source += " (typo mended)"
+    prose.source += " (typo corrected)"
     nbformat.write(notebook, path)
     group.grade()
     assert kept.tasks == []
@@ -181,7 +181,7 @@ def mark(path: Path, name: str) -> str:
 
 
 def worsen(patch: pytest.MonkeyPatch) -> None:
-    """As if a check had been mended: right answers earn half of it."""
+    """As if a check had been fixed: right answers earn half of it."""
     run = Questions.run
 
     def half(self: Questions, *words: object) -> object:
@@ -349,14 +349,14 @@ def test_a_lock_that_a_dead_process_left_holds_nobody_up(group: Class) -> None:
 def test_a_notebook_that_cannot_be_judged_takes_no_other_along(
     two_levels: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mend(data: bytes | None, released: object) -> object:
+    def repair(data: bytes | None, released: object) -> object:
         if b"reduce_scatter" in (data or b""):
             raise RuntimeError("out of order")
         return whole(data, released)
 
-    whole = tasks.mend
+    whole = tasks.repair
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "mend", mend)
+        patch.setattr(tasks, "repair", repair)
         outcome = two_levels.grade()["ada"]
     assert two_levels.points("ada") == {"step": 6, "reduce_scatter": None}
     assert "01_level_2: Traceback" in outcome.trouble
@@ -370,16 +370,16 @@ def test_a_notebook_that_cannot_be_judged_takes_no_other_along(
 def test_somebody_who_cannot_be_judged_takes_nobody_along(
     group: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mend(data: bytes | None, released: object) -> object:
+    def repair(data: bytes | None, released: object) -> object:
         if b"cyd" in (data or b""):
             raise RuntimeError("out of order")
         return whole(data, released)
 
     group.hand_in("bob")
     group.hand_in("cyd")
-    whole = tasks.mend
+    whole = tasks.repair
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "mend", mend)
+        patch.setattr(tasks, "repair", repair)
         outcomes = group.grade()
     assert outcomes["bob"].record is not None
     assert outcomes["cyd"].record is None
@@ -514,10 +514,10 @@ def test_the_command_ends_with_1_where_something_is_not_graded(
     assert main([*course, "--again"]) == 0
     assert "2 graded." in capsys.readouterr().out
 
-    def mend(*_: object) -> object:
+    def repair(*_: object) -> object:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(tasks, "mend", mend)
+    monkeypatch.setattr(tasks, "repair", repair)
     assert main([*course, "--again", "--student", "bob"]) == 1
     told = capsys.readouterr().out
     assert "1 not graded." in told
@@ -663,7 +663,7 @@ def test_a_terminal_of_80_columns(slow_group: Class) -> None:
     assert process.wait(60) == 0
     text = said.decode()
     assert re.search(r"\d+/6 \[", text)
-    doing = re.findall(r"(\w[^\r\n\x1b]*?) +(01/step|cell 1|mending)", text)
+    doing = re.findall(r"(\w[^\r\n\x1b]*?) +(01/step|cell 1|repairing)", text)
     assert {"c", "d"} <= {name for name, _ in doing}
     lines = [re.sub(r"\x1b\[[\d;]*\w", "", line) for line in re.split(r"[\r\n]+", text)]
     assert [line for line in lines if len(line) >= 80] == []

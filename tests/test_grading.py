@@ -170,6 +170,13 @@ def test_an_unknown_part_lists_those_of_its_unit(name: str, words: str) -> None:
     assert ("05/" in str(error.value)) == (name[2] != "/")
 
 
+def test_a_part_with_an_earlier_name_says_how_to_renew_the_notebook() -> None:
+    """Also for a cell that a learner's copy of an earlier release still has."""
+    renew = r"\. To renew a notebook of an earlier release: dtlab start 01 --renew$"
+    with pytest.raises(DtlabError, match=renew):
+        check("01/earlier_name", {"diagnosis": {}, "fixed": print})
+
+
 def test_parts_and_their_graded_cells_agree() -> None:
     cells: dict[tuple[str, str], Any] = {}  # by unit and id
     for notebook in (ROOT / "solutions").glob("*/*.ipynb"):

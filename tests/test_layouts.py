@@ -396,7 +396,7 @@ def test_a_check_of_gloos_is_a_cause_and_a_lost_peer_a_consequence() -> None:
 
 
 def test_gloo_computes_with_any_layout_on_request() -> None:
-    """Exercise 01/mend_5 shows what gloo does with a slice."""
+    """Exercise 01/fix_5 shows what gloo does with a slice."""
 
     def program() -> list[float]:
         table = torch.ones(2, 3)

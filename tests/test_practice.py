@@ -22,7 +22,7 @@ from dtlab.checks.functions.replay import wrong_in
 from dtlab.checks.functions.trials import BEGIN, Observation, Trial
 from dtlab.checks.parts import check, find_part
 from dtlab.checks.practice import practice
-from dtlab.checks.programs.training import MendScript
+from dtlab.checks.programs.training import FixScript
 from dtlab.checks.report import Report
 from dtlab.errors import DtlabError, MismatchError, RankTimeoutError, Waiting
 from dtlab.units.unit01.calls import AllReduce, Answer
@@ -523,7 +523,7 @@ def test_a_message_belongs_to_the_case_whose_words_it_begins_with() -> None:
 ON_RANKS = [
     known
     for known in known_answers()
-    if isinstance(known.part.check, Check) and not isinstance(known.part.check, MendScript)
+    if isinstance(known.part.check, Check) and not isinstance(known.part.check, FixScript)
 ]
 
 

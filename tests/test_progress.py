@@ -115,6 +115,15 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     assert shown[-1] == "All parts of a unit: dtlab progress 01"
 
 
+def test_a_stored_result_under_an_earlier_name_counts_for_no_part() -> None:
+    record("01/results", 8, 8)
+    before = repr(progress())
+    record("01/earlier_name", 6, 6)  # the latest result
+    assert repr(progress()) == before
+    assert "earlier_name" not in repr(progress("01"))
+    assert progress("01").next == find_part("01/bytes_sent")
+
+
 def test_progress_of_a_unit_lists_its_lesson_and_its_parts() -> None:
     record("01/bytes_sent", 3, 8)
     record("practice/swap_numbers", 1, 1)
@@ -397,6 +406,22 @@ def test_an_answer_that_is_asked_no_longer_is_told(course: Course) -> None:
         f"{MY_2}   renewed, with your answers; answers that are no longer asked (tree_broadcast) "
         "are in 01_level_2-backup-1.ipynb"
     ) in list(start(course, UNIT, renew=True))
+
+
+def test_an_answer_to_a_part_with_another_name_now_stays_in_the_backup(course: Course) -> None:
+    list(start(course, UNIT))
+    edit(Path(MY_2), tree_broadcast="# my answer")
+    newer = nbformat.read(LEVEL_2, as_version=4)
+    for one in newer.cells:
+        if one.id == "tree_broadcast":
+            one.id = one.metadata.nbgrader.grade_id = "newer_name"
+    blank = cell(Path(LEVEL_2), "tree_broadcast").source
+    nbformat.write(newer, LEVEL_2)
+    assert any("no longer asked (tree_broadcast)" in line
+               for line in start(course, UNIT, renew=True))  # fmt: skip
+    assert cell(Path(MY_2), "newer_name").source == blank
+    backup = Path(MY_2).with_name("01_level_2-backup-1.ipynb")
+    assert cell(backup, "tree_broadcast").source == "# my answer"
 
 
 def test_backups_are_not_handed_out(course: Course) -> None:

@@ -29,7 +29,7 @@ import pytest
 import dtlab.units
 from dtlab.checks import known_parts
 from dtlab.checks.functions.trials import Case, Recording, Trial
-from dtlab.checks.programs.broken import Mend
+from dtlab.checks.programs.broken import Fix
 from dtlab.classroom.judging.isolated import IsolatedBench
 from dtlab.classroom.judging.judge import WARM
 from dtlab.classroom.judging.rank_needs import judges
@@ -80,7 +80,7 @@ def test_each_case_keeps_the_function_that_runs_an_answer() -> None:
     assert len(found) > 100
     for case in found:
         assert inspect.getattr_static(case, "on_rank").__func__ in kept(), case
-    programs = [part.check.broken for part in known_parts() if isinstance(part.check, Mend)]
+    programs = [part.check.broken for part in known_parts() if isinstance(part.check, Fix)]
     assert len(programs) > 20
     assert all(program in kept() for program in programs)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dtlab.classroom.repair.repaired import Mended, mend
+from dtlab.classroom.repair.repaired import Repaired, repair
 from tests.handed_in import (
     LEVEL_2,
     PARTS,
@@ -31,8 +31,8 @@ FIRST = PARTS[0]
 ALL = len(LEVEL_2.cells) + 4  # with the learner's own
 
 
-def mended(submitted: bytes | None) -> Mended:
-    result = mend(submitted, LEVEL_2)
+def repaired(submitted: bytes | None) -> Repaired:
+    result = repair(submitted, LEVEL_2)
     demand_sound(result)
     return result
 
@@ -65,7 +65,7 @@ def mended(submitted: bytes | None) -> Mended:
 def test_what_is_no_notebook_is_said_and_the_released_one_stands_in(
     submitted: bytes | None, note: str
 ) -> None:
-    result = mended(submitted)
+    result = repaired(submitted)
     assert not result.readable
     assert len(result.notes) == 1
     assert note in result.notes[0]
@@ -73,13 +73,13 @@ def test_what_is_no_notebook_is_said_and_the_released_one_stands_in(
 
 
 def test_a_file_over_the_limit_is_not_read() -> None:
-    result = mended(b" " * 200_000_001)
+    result = repaired(b" " * 200_000_001)
     assert not result.readable
     assert "The file has 200 MB and was not read: the limit is 200 MB." in result.notes[0]
 
 
 def test_another_assignment_is_named() -> None:
-    result = mended(data(RELEASED["level-3"]))
+    result = repaired(data(RELEASED["level-3"]))
     assert result.readable
     assert result.notes == (
         "The notebook has no graded cell of this assignment: is it from another assignment?",
@@ -101,7 +101,7 @@ def test_all_whole_cells_in_front_of_a_cut_are_saved() -> None:
     whole = data(work())
     before = 0
     for cut in [*range(0, len(whole), 997), len(whole) - 1]:
-        result = mended(whole[:cut])
+        result = repaired(whole[:cut])
         note, *_ = result.notes
         saved = int(note.split()[4].replace("one", "1")) if result.readable else 0
         assert note.startswith("The file is damaged" if saved else "The file is ")
@@ -116,15 +116,15 @@ def test_what_a_cut_file_had_earned_it_earns() -> None:
     whole = data(notebook)
     for number, part in enumerate(PARTS):
         cut = whole.index(f'"id": "{part}-check"'.encode())
-        assert earned(mended(whole[:cut]).notebook) == PARTS[: number + 1]
+        assert earned(repaired(whole[:cut]).notebook) == PARTS[: number + 1]
 
 
 def test_a_cell_is_whole_once_its_source_is() -> None:
     whole = data(work())
     cut = whole.rindex(b"scratch_2 = 2  # mine")
-    assert len(mine(mended(whole[: cut + 21]).notebook.cells)) == len(PARTS) + 3
+    assert len(mine(repaired(whole[: cut + 21]).notebook.cells)) == len(PARTS) + 3
     fields = whole.rindex(b'"source"', 0, cut) - 1
-    assert len(mine(mended(whole[:fields]).notebook.cells)) == len(PARTS) + 3
+    assert len(mine(repaired(whole[:fields]).notebook.cells)) == len(PARTS) + 3
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_one_broken_cell_costs_no_other(old: bytes, new: bytes) -> None:
     whole = data(work())
     start = whole.index(f'"id": "{FIRST}"'.encode())
     broken = whole[:start] + whole[start:].replace(old, new, 1)
-    result = mended(broken)
+    result = repaired(broken)
     assert set(PARTS[1:]) <= set(earned(result.notebook))
     assert len(mine(result.notebook.cells)) >= len(mine(work()["cells"])) - 1
     assert "The file is damaged" in result.notes[0]
@@ -150,20 +150,20 @@ def test_one_broken_cell_costs_no_other(old: bytes, new: bytes) -> None:
 
 def test_imports_that_went_lost_come_back() -> None:
     whole = data(work())
-    result = mended(whole.replace(b'"import torch\\n"', b'"import torch\\n'))
+    result = repaired(whole.replace(b'"import torch\\n"', b'"import torch\\n'))
     note = "The cell 'imports' could not be read; the released version was inserted."
     assert note in result.notes
     assert [one.id for one in result.notebook.cells][:3] == ["title", "imports", "rules"]
     notebook = work()
     del notebook["cells"][place(notebook, "imports")]
-    result = mended(data(notebook))
+    result = repaired(data(notebook))
     assert [one.id for one in result.notebook.cells][:3] == ["title", "imports", "rules"]
     assert result.notes[0].startswith("The cell 'imports' went missing, and other cells need it")
 
 
 @pytest.mark.parametrize("missing", [b",", b"\n"])
 def test_signs_that_do_not_matter_may_be_missing(missing: bytes) -> None:
-    result = mended(data(work()).replace(b"," + b"\n", missing))
+    result = repaired(data(work()).replace(b"," + b"\n", missing))
     assert earned(result.notebook) == PARTS
     assert mine(result.notebook.cells) == mine(work()["cells"])
 
@@ -172,7 +172,7 @@ def test_a_merge_that_nobody_settled() -> None:
     text = data(work()).decode()
     ours = f'   "execution_count": 3,\n   "metadata": {{}},\n   "id": "{FIRST}",\n'
     lines = f'<<<<<<< HEAD\n{ours}=======\n{ours.replace("3", "7")}>>>>>>> of: "them"\n'
-    result = mended(text.replace(f'   "id": "{FIRST}",\n', lines).encode())
+    result = repaired(text.replace(f'   "id": "{FIRST}",\n', lines).encode())
     assert earned(result.notebook) == PARTS
     assert "unresolved merge conflicts" in result.notes[0]
 
@@ -180,7 +180,7 @@ def test_a_merge_that_nobody_settled() -> None:
 def test_what_follows_the_notebook_is_left_out() -> None:
     old = work()
     at(old, FIRST)["source"] = answer(FIRST, "0")
-    result = mended(data(work()) + data(old)[2000:])
+    result = repaired(data(work()) + data(old)[2000:])
     assert earned(result.notebook) == PARTS
     assert result.notes == (
         "The file had other content after the end of the notebook; it was left out.",
@@ -188,7 +188,7 @@ def test_what_follows_the_notebook_is_left_out() -> None:
 
 
 def test_a_notebook_in_a_wrapper_is_found() -> None:
-    result = mended(data({"type": "notebook", "content": work()}))
+    result = repaired(data({"type": "notebook", "content": work()}))
     assert earned(result.notebook) == PARTS
     assert result.readable
 
@@ -210,7 +210,7 @@ TEXT = "Ünicode 🎲 \u2028"
 def test_other_encodings_are_read(encoding: str, name: str) -> None:
     notebook = work()
     at(notebook, "notes")["source"] += TEXT
-    result = mended(data(notebook).decode().encode(encoding))
+    result = repaired(data(notebook).decode().encode(encoding))
     assert result.notes == (f"The file was stored as {name}, and not as plain UTF-8.",)
     assert earned(result.notebook) == PARTS
     assert mine(result.notebook.cells) == mine(notebook["cells"])
@@ -219,7 +219,7 @@ def test_other_encodings_are_read(encoding: str, name: str) -> None:
 def test_bytes_that_are_not_utf_8_are_read_as_windows_has_them() -> None:
     notebook = work()
     at(notebook, "notes")["source"] += "élan vital 🎲"
-    result = mended(data(notebook).replace("é".encode(), b"\xe9").replace(b" vital", b"\x80"))
+    result = repaired(data(notebook).replace("é".encode(), b"\xe9").replace(b" vital", b"\x80"))
     assert at(result.notebook, "notes").source == "My notes.  # mineélan€ 🎲"
     assert "bytes that are not valid UTF-8" in result.notes[0]
 
@@ -229,7 +229,7 @@ def test_bytes_that_are_not_utf_8_are_read_as_windows_has_them() -> None:
     [("\\ud83c", "?"), ("\\ud83c\\udfb2", "🎲"), ("\\d", "\\d"), ("\\\\d", "\\d"), ("\t", "\t")],
 )
 def test_signs_that_json_does_not_have(inside: str, source: str) -> None:
-    result = mended(data(work()).replace(b"My notes.", inside.encode()))
+    result = repaired(data(work()).replace(b"My notes.", inside.encode()))
     assert at(result.notebook, "notes").source == f"{source}  # mine"
 
 
@@ -238,9 +238,9 @@ def test_line_ends_of_windows(where: str) -> None:
     text = data(work()).decode()
     text = text.replace("\n", "\r\n") if where != "source" else text
     text = text.replace("\\n", "\\r\\n") if where != "file" else text
-    result = mended(text.encode())
+    result = repaired(text.encode())
     assert earned(result.notebook) == PARTS
-    assert result.notebook == mended(data(work())).notebook
+    assert result.notebook == repaired(data(work())).notebook
     assert bool(result.notes) == (where != "file")
 
 
@@ -249,7 +249,7 @@ def test_older_minor_formats_have_no_ids(minor: int) -> None:
     notebook = work() | {"nbformat_minor": minor}
     for cell in notebook["cells"]:
         del cell["id"]
-    result = mended(data(notebook))
+    result = repaired(data(notebook))
     assert result.notes == (f"The notebook was stored in format 4.{minor}, and now is in 4.5.",)
     assert earned(result.notebook) == PARTS
     assert mine(result.notebook.cells) == mine(notebook["cells"])
@@ -269,7 +269,7 @@ def test_formats_with_worksheets(major: int) -> None:
     cells += [{"cell_type": "heading", "level": 3, "source": ["The end"], "metadata": {}}]
     sheets = [{"cells": cells[:9]}, {"cells": cells[9:]}]
     old = {"nbformat": major, "nbformat_minor": 0, "metadata": notebook["metadata"]}
-    result = mended(data(old | {"worksheets": sheets}))
+    result = repaired(data(old | {"worksheets": sheets}))
     assert result.notes == (f"The notebook was stored in format {major}.0, and now is in 4.5.",)
     assert earned(result.notebook) == PARTS
     assert mine(result.notebook.cells) == mine(work()["cells"])
@@ -288,12 +288,12 @@ def test_formats_with_worksheets(major: int) -> None:
 def test_the_kernel_is_python3(spec: object, name: str) -> None:
     notebook = work()
     notebook["metadata"]["kernelspec"] = spec
-    result = mended(data(notebook))
+    result = repaired(data(notebook))
     assert result.notes == (f"The notebook asked for {name}; it runs with 'python3'.",)
 
 
 def test_a_notebook_that_says_nothing_of_itself() -> None:
-    result = mended(data({"cells": work()["cells"]}))
+    result = repaired(data({"cells": work()["cells"]}))
     assert earned(result.notebook) == PARTS
     assert result.notes[0] == "The notebook was stored in format none, and now is in 4.5."
 
@@ -308,14 +308,14 @@ def printed(text: str) -> Tree:
 def seconds_for(submitted: bytes) -> float:
     """The seconds of work that a file takes."""
     start = time.process_time()
-    mend(submitted, LEVEL_2)
+    repair(submitted, LEVEL_2)
     return time.process_time() - start
 
 
 def bytes_for(submitted: bytes) -> int:
     """The most memory that a file takes besides itself."""
     tracemalloc.start()
-    mend(submitted, LEVEL_2)
+    repair(submitted, LEVEL_2)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return peak
@@ -338,7 +338,7 @@ def test_outputs_of_50_megabytes_cost_no_memory(output: Tree) -> None:
     at(notebook, FIRST)["outputs"] = [output]
     submitted = json.dumps(notebook).encode()
     assert len(submitted) > 45e6
-    result = mend(submitted, LEVEL_2)
+    result = repair(submitted, LEVEL_2)
     assert result.notes == ()
     assert earned(result.notebook) == PARTS
     assert bytes_for(submitted) < 5e6
@@ -387,7 +387,7 @@ def test_a_hostile_file_takes_little_time(kind: str) -> None:
 def test_a_hostile_file_takes_little_memory(kind: str) -> None:
     submitted = with_first(LARGE[kind]())
     assert bytes_for(submitted) < 200e6
-    assert mend(submitted, LEVEL_2).notes
+    assert repair(submitted, LEVEL_2).notes
 
 
 @pytest.mark.proof
@@ -399,6 +399,6 @@ def test_deep_json_costs_no_cell(key: str) -> None:
     notebook["cells"].append(own | {"zzz": 0})
     deep = b"[" * 100_000 + b"]" * 100_000
     submitted = data(notebook).replace(b'"zzz": 0', f'"{key}": '.encode() + deep)
-    result = mended(submitted)
+    result = repaired(submitted)
     assert earned(result.notebook) == PARTS
     assert len(mine(result.notebook.cells)) == len(mine(work()["cells"])) + (key != "source")

@@ -26,7 +26,7 @@ from dtlab.checks.programs.reference import (
     off,
     steps_of,
 )
-from dtlab.checks.programs.training import MendScript
+from dtlab.checks.programs.training import FixScript
 from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
 from dtlab.units.unit02.script_4 import Damaged, other_steps
@@ -47,9 +47,9 @@ OPTIMIZERS = {
 }
 
 
-def mend_of(part: Part) -> MendScript:
+def fix_of(part: Part) -> FixScript:
     """The check of a part."""
-    assert isinstance(part.check, MendScript)
+    assert isinstance(part.check, FixScript)
     return part.check
 
 
@@ -78,22 +78,22 @@ def test_every_part_has_five_points_and_all_take_73_minutes() -> None:
 @pytest.mark.sample(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mended", "piece"),
+    ("fixed", "piece"),
     [
-        ("only_the_clearing_is_mended", "the sum over the microbatches"),
-        ("only_the_division_is_mended", "it counts as one of several"),
+        ("only_the_clearing_is_fixed", "the sum over the microbatches"),
+        ("only_the_division_is_fixed", "it counts as one of several"),
     ],
 )
-def test_mending_one_of_two_faults_changes_what_is_seen(
-    mended: str, piece: str, warm: None
+def test_fixing_one_of_two_faults_changes_what_is_seen(
+    fixed: str, piece: str, warm: None
 ) -> None:
     part = find_part("02/script_6")
     known = answers_of(part)
     assert known is not None
-    answer = next(one for one in known.wrong if one.__name__ == mended)()
+    answer = next(one for one in known.wrong if one.__name__ == fixed)()
     first, second = (
-        part.check.run(part.symbol, {**answer, "mended": fn}, bench=BENCH)
-        for fn in (mend_of(part).broken, answer["mended"])
+        part.check.run(part.symbol, {**answer, "fixed": fn}, bench=BENCH)
+        for fn in (fix_of(part).broken, answer["fixed"])
     )
     assert [one.name for one in first if one.status == "lost"] == ["training"]
     assert [one.name for one in second if one.status == "lost"] == ["training"]
@@ -106,7 +106,7 @@ def test_mending_one_of_two_faults_changes_what_is_seen(
 @pytest.mark.slow
 @each_part
 def test_the_broken_script_earns_nothing(part: Part, warm: None) -> None:
-    answer = {"diagnosis": {"line": None}, "mended": mend_of(part).broken}
+    answer = {"diagnosis": {"line": None}, "fixed": fix_of(part).broken}
     criteria = part.check.run(part.symbol, answer, bench=BENCH)
     assert (criteria[0].name, criteria[0].status) == ("line", "open")
     first_is_right = part.symbol in ("script_5", "script_6")  # equal copies; traffic
@@ -122,13 +122,13 @@ def nothing(*_: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "drift", [], {"line": object()}, {"line": 70}])
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
-    criteria = PARTS[0].check.run("script_1", {"diagnosis": said, "mended": nothing}, bench=BENCH)
+    criteria = PARTS[0].check.run("script_1", {"diagnosis": said, "fixed": nothing}, bench=BENCH)
     assert criteria[0].status == "lost"
     assert criteria[0].message
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"mended": nothing}])
+@pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"fixed": nothing}])
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
     criteria = PARTS[0].check.run("script_1", answer, bench=BENCH)
     fault = 'has no key "diagnosis"' if isinstance(answer, dict) else "must be a dict"
@@ -140,7 +140,7 @@ def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) 
 @pytest.mark.slow
 @each_part
 def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> None:
-    criteria = mend_of(part).check.run("mended", nothing, bench=BENCH)
+    criteria = fix_of(part).check.run("fixed", nothing, bench=BENCH)
     assert [one.status for one in criteria] == ["lost", "blocked"], criteria
 
 
@@ -338,7 +338,7 @@ def test_copies_are_compared_bit_by_bit() -> None:
 @pytest.mark.slow
 def test_a_scene_is_run_where_the_answer_is(warm: None) -> None:
     part = PARTS[2]
-    seen_here = HERE.observe(mend_of(part).scene, mend_of(part).broken)
+    seen_here = HERE.observe(fix_of(part).scene, fix_of(part).broken)
     assert seen_here.error is None
     (results,) = seen_here.results
     assert all(isinstance(one, Seen) and len(one.passes) == 8 for one in results)

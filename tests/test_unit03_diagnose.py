@@ -24,7 +24,7 @@ from dtlab.checks.functions.bench import warm_up
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import OnDigits, Seen, Training
 from dtlab.checks.programs.reference import Optimizer, gradient_of, in_one_process, mean, off
-from dtlab.checks.programs.training import MendScript
+from dtlab.checks.programs.training import FixScript
 from dtlab.training.datasets import Split, digits
 from dtlab.training.learning_rate import WarmupThenDecay
 from dtlab.training.models import MLP
@@ -59,23 +59,23 @@ RUNS = [find_part(f"03/run_{number}") for number in range(1, 5)]
 REACH = find_part("03/reach")
 
 
-def mend_of(part: Part) -> MendScript:
+def fix_of(part: Part) -> FixScript:
     """The check of a run."""
-    assert isinstance(part.check, MendScript)
+    assert isinstance(part.check, FixScript)
     return part.check
 
 
 def scene_of(part: Part) -> OnDigits:
     """What the broken script of a run is given."""
-    (case,) = mend_of(part).scene.cases
+    (case,) = fix_of(part).scene.cases
     assert isinstance(case, OnDigits)
     return case
 
 
-def mended(part: Part) -> Callable[..., Any]:
-    """The mended script of the solution."""
+def fixed(part: Part) -> Callable[..., Any]:
+    """The fixed script of the solution."""
     solution = solution_of(part)
-    answer = solution.answer(solution.source, part.symbol)["mended"]
+    answer = solution.answer(solution.source, part.symbol)["fixed"]
     assert callable(answer)
     return answer  # type: ignore[no-any-return]
 
@@ -114,7 +114,7 @@ def test_the_notebook_shows_the_loop_that_carries_plans_out() -> None:
 
 @each_run
 def test_the_notebook_runs_what_the_check_measures(part: Part) -> None:
-    case, script = scene_of(part), mend_of(part).broken.__name__
+    case, script = scene_of(part), fix_of(part).broken.__name__
     more = ", ".join(f"{one:g}" for one in case.more)
     assert f"runs.{script}, {case.epochs}, {more}, world_size=2)" in cell(f"{part.symbol}-run")
     assert f"manual_seed({case.seed}))[:{case.samples}]" in cell("watch")
@@ -164,7 +164,7 @@ def test_a_broken_run_learns_less(part: Part, warm: None) -> None:
         )
         return float(statistics.mean(error for of_rank in run.values for error in of_rank))
 
-    assert on_two(mend_of(part).broken) > on_two(mended(part)) + 0.5
+    assert on_two(fix_of(part).broken) > on_two(fixed(part)) + 0.5
 
 
 # Answers ----------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_broken_run_learns_less(part: Part, warm: None) -> None:
 @each_run
 def test_the_broken_run_earns_nothing(part: Part, warm: None) -> None:
     criteria = part.check.run(
-        part.symbol, {"diagnosis": {"line": None}, "mended": mend_of(part).broken}, bench=BENCH
+        part.symbol, {"diagnosis": {"line": None}, "fixed": fix_of(part).broken}, bench=BENCH
     )
     assert [one.status for one in criteria] == ["open", "lost", "blocked"]
     assert criteria[0].name == "line"
@@ -189,20 +189,20 @@ def nothing(*_: Any) -> None:
 @pytest.mark.slow
 @each_run
 def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> None:
-    criteria = mend_of(part).check.run("mended", nothing, bench=BENCH)
+    criteria = fix_of(part).check.run("fixed", nothing, bench=BENCH)
     assert [one.status for one in criteria] == ["lost", "blocked"], criteria
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "rate gone", [], {"line": object()}, {"line": 70}])
 def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
-    criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "mended": None}, bench=BENCH)
+    criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "fixed": None}, bench=BENCH)
     assert criteria[0].status == "lost"
     assert criteria[0].message
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"mended": nothing}])
+@pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"fixed": nothing}])
 def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
     criteria = RUNS[0].check.run("run_1", answer, bench=BENCH)
     fault = 'has no key "diagnosis"' if isinstance(answer, dict) else "must be a dict"

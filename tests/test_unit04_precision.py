@@ -113,14 +113,14 @@ def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> No
     from dtlab.checks.programs.training import Scene
 
     warm_up()
-    mend: Any = NAN_RUN.check
-    seen = Scene(BENCH.observe(mend.scene, mend.broken), Optimizer(0.1))
+    fix: Any = NAN_RUN.check
+    seen = Scene(BENCH.observe(fix.scene, fix.broken), Optimizer(0.1))
     losses = torch.tensor([loss for loss, _ in seen.results[0].curve])
     begins = int(losses.isfinite().sum())
     assert 12 < begins < 32
     assert losses[begins:].isnan().all()  # for ever
     assert seen.results[0].after.isfinite().all()
-    measured = mend.proof.measure(seen)
+    measured = fix.proof.measure(seen)
     assert measured["limit"] == 2.0 ** measured["skipped"] == 2048
     assert measured["limit"] > measured["times"] > 10  # not clipped at all
 

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from dtlab.checks import Part, find_part
-from dtlab.checks.programs.training import MendScript
+from dtlab.checks.programs.training import FixScript
 from dtlab.units.unit05.runs import ShardedRun
 
 PARTS = [find_part(f"05/{name}") for name in ("run_a", "run_b", "run_c")]
@@ -46,7 +46,7 @@ def test_other_seeds_try_other_models(part: Any) -> None:
 @part_by_name
 def test_no_title_and_no_list_gives_the_fault_away(part: Part) -> None:
     assert part.title == f"Run {part.symbol[-1].upper()}"
-    assert isinstance(part.check, MendScript)
+    assert isinstance(part.check, FixScript)
     assert "symptom" not in "".join(cells().values()).casefold()
 
 

@@ -142,12 +142,12 @@ def test_the_bytes_of_a_stage_are_counted_as_they_are(num_stages: int) -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_each_mend_of_one_fault_leaves_the_other_in_sight(warm: None) -> None:
-    """The notebook's report: hashes and first updates of the run, and of both halves of a mend."""
+def test_each_fix_of_one_fault_leaves_the_other_in_sight(warm: None) -> None:
+    """The notebook's report: hashes and first updates of the run, and of both halves of a fix."""
     shown: dict[str, Any] = {}
     answers = answers_of(find_part("07/run_a"))
     assert answers is not None
-    half = {one.__name__: one()["mended"] for one in answers.wrong if one.__name__[:5] == "only_"}
+    half = {one.__name__: one()["fixed"] for one in answers.wrong if one.__name__[:5] == "only_"}
     printed = {}
     with contextlib.redirect_stdout(io.StringIO()):
         exec(CELLS["imports"], shown)

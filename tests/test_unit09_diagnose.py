@@ -80,7 +80,7 @@ def notes_of(program: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_input_is_read_by_all_ranks_and_one_by_one_until_both_faults_are_mended() -> None:
+def test_the_input_is_read_by_all_ranks_and_one_by_one_until_both_faults_are_fixed() -> None:
     known = answers_to("run_a")
     fed, one_worker, everything = (known[n] for n in ("fed", "one_worker", "everything"))
     keep = known["of_this_rank"]
@@ -101,7 +101,7 @@ def last_loss(program: Any, case: Sparse) -> float:
 
 
 @pytest.mark.slow
-def test_a_run_learns_well_only_if_both_lines_are_mended() -> None:
+def test_a_run_learns_well_only_if_both_lines_are_fixed() -> None:
     known = answers_to("run_b")
     case = Sparse(0, (12, 8), 6, 60, steady=True)
     learned = known["learned"]

@@ -292,7 +292,7 @@ def test_a_part_says_its_points_minutes_and_what_counts(part: Part) -> None:
 
 @part_by_name
 def test_a_case_is_named_with_one_or_many(part: Part) -> None:
-    check = getattr(part.check, "check", part.check)  # of the mended program
+    check = getattr(part.check, "check", part.check)  # of the fixed program
     for trial in check.trials(0) if hasattr(check, "trials") else ():
         for number in range(len(trial.cases)):
             assert not ONE_OF_MANY.search(trial.words(number))

@@ -95,7 +95,7 @@ class Part:
         Returns None if the part does not run functions, or the answer has none.
         """
         check = getattr(self.check, "check", self.check)
-        fn = answer.get("mended") if isinstance(answer, Mapping) else answer
+        fn = answer.get("fixed") if isinstance(answer, Mapping) else answer
         return (check, self.name, fn) if isinstance(check, Check) and callable(fn) else None
 
     @property
@@ -133,6 +133,8 @@ def known_parts() -> Iterator[Part]:
 
 def find_part(name: str) -> Part:
     """Returns the part called `name`; raises a `DtlabError` that lists the parts if it is unknown.
+
+    A part may have had another name in an earlier release, so the error says how to renew a copy.
     """
     parts = {part.name: part for part in known_parts()}
     if name in parts:
@@ -143,7 +145,9 @@ def find_part(name: str) -> Part:
     close = [*called, *get_close_matches(str(name), of_unit or parts, n=1)]
     guess = f" Did you mean {close[0]!r}?" if close else ""
     which = f"Parts of unit {unit}" if of_unit else "Known parts"
-    raise DtlabError(f"there is no part {name!r}.{guess} {which}: {', '.join(of_unit or parts)}")
+    known = f"{which}: {', '.join(of_unit or parts)}."
+    renew = f" To renew a notebook of an earlier release: dtlab start {unit} --renew"
+    raise DtlabError(f"there is no part {name!r}.{guess} {known}{renew if of_unit else ''}")
 
 
 def ask(name: str, learner: str) -> Given:

@@ -22,7 +22,7 @@ from nbgrader.coursedir import CourseDirectory
 from dtlab.classroom.judging.judge import part_of
 from dtlab.classroom.received.files import chosen, found, plain_bytes
 from dtlab.classroom.received.times import moment
-from dtlab.classroom.repair.repaired import mend
+from dtlab.classroom.repair.repaired import repair
 from dtlab.classroom.verdicts import digest
 from dtlab.errors import DtlabError
 
@@ -153,8 +153,8 @@ class Submission:
         files = self.files(assignment)
         handed = []
         for name, released in assignment.notebooks.items():
-            mended = mend(files.notebooks[name], released)
-            handed.append(Handed(name, mended.notebook, files.notes[name] + mended.notes))
+            repaired = repair(files.notebooks[name], released)
+            handed.append(Handed(name, repaired.notebook, files.notes[name] + repaired.notes))
         return files.key, handed
 
     def beside(self, most: int) -> Iterator[Path]:

@@ -61,8 +61,8 @@ def _tried(backend: str, ranks: int) -> Generator[Finding, None, Run | None]:
                      backend=backend, timeout=_LIMIT)  # fmt: skip
     except DtlabError as error:
         message = f"{_so_many(ranks)} failed: {_short(error)}. To see the full error:"
-        mend = _SEE if backend == "gloo" else f"NCCL_DEBUG=INFO {_SEE}"
-        yield wrong(AREA, backend, message, mend, ranks=ranks, error=str(error))
+        repair = _SEE if backend == "gloo" else f"NCCL_DEBUG=INFO {_SEE}"
+        yield wrong(AREA, backend, message, repair, ranks=ranks, error=str(error))
         return None
     yield _judged(backend, run)
     return run
@@ -79,8 +79,8 @@ def _judged(backend: str, run: Run) -> Finding:
     }
     if errors:
         message = f"{_so_many(run.world_size)}: {errors} elements of the sum are wrong"
-        mend = "NCCL_P2P_DISABLE=1 dtlab doctor" if backend == "nccl" else _SEE
-        return wrong(AREA, backend, message, mend, **value)
+        repair = "NCCL_P2P_DISABLE=1 dtlab doctor" if backend == "nccl" else _SEE
+        return wrong(AREA, backend, message, repair, **value)
     message = f"{_so_many(run.world_size)}, the sum is correct; an all-reduce of "
     message += f"{4 * ELEMENTS / 1e6:g} MB takes {value['all_reduce_seconds'] * 1e3:.3g} ms"
     return ok(AREA, backend, message, **value)
@@ -94,8 +94,8 @@ def _counted(run: Run) -> Finding:
         return ok(AREA, "bytes sent", message, counted=True, rank_0_bytes=sent[0])
     message = "the kernel does not count them (netlink sock_diag): criteria about traffic use the "
     message += "recorded calls instead"
-    mend = "sudo modprobe -a inet_diag tcp_diag" if system.LINUX else ""
-    return note(AREA, "bytes sent", message, mend, counted=False, rank_0_bytes=None)
+    repair = "sudo modprobe -a inet_diag tcp_diag" if system.LINUX else ""
+    return note(AREA, "bytes sent", message, repair, counted=False, rank_0_bytes=None)
 
 
 def _so_many(ranks: int) -> str:

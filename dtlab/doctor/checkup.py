@@ -94,8 +94,8 @@ def examine(
 def _elsewhere() -> Finding:
     """Return the finding for a Python that has none of the required packages."""
     message = f"{sys.executable} has no {' and no '.join(NEEDED)}: it is not the course's Python"
-    mend = "make lab   # creates .venv; then: .venv/bin/python -m dtlab doctor"
-    return wrong("software", "Python", message, mend, executable=sys.executable)
+    repair = "make lab   # creates .venv; then: .venv/bin/python -m dtlab doctor"
+    return wrong("software", "Python", message, repair, executable=sys.executable)
 
 
 def _carried_out(check: Check, visit: Visit, progress: Callable[[str], None]) -> list[Finding]:

@@ -39,8 +39,8 @@ def nbgrader(visit: Visit) -> Iterator[Finding]:
     info = visit.nbgrader
     if "trouble" in info:
         message = f"cannot be imported: {info['trouble']}"
-        mend = pip_install("--force-reinstall", "nbgrader>=0.9.6")
-        yield wrong(AREA, "nbgrader", message, mend, version=None)
+        repair = pip_install("--force-reinstall", "nbgrader>=0.9.6")
+        yield wrong(AREA, "nbgrader", message, repair, version=None)
     else:
         yield ok(AREA, "nbgrader", info["version"], version=info["version"])
 
@@ -62,11 +62,11 @@ def disk(_: Visit) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     value = {"folder": str(folder), "free_bytes": free}
     message = f"{in_gb(free)} are free in {folder}"
-    mend = f"du -xh {shlex.quote(str(folder))} | sort -h | tail"
+    repair = f"du -xh {shlex.quote(str(folder))} | sort -h | tail"
     if free < TOO_LITTLE_DISK:
-        yield wrong(AREA, "disk", f"{message}, too little to save notebooks", mend, **value)
+        yield wrong(AREA, "disk", f"{message}, too little to save notebooks", repair, **value)
     elif free < LITTLE_DISK:
-        yield note(AREA, "disk", f"{message}, which is not much", mend, **value)
+        yield note(AREA, "disk", f"{message}, which is not much", repair, **value)
     else:
         yield ok(AREA, "disk", message, **value)
 
@@ -88,8 +88,8 @@ def settings(visit: Visit) -> Iterator[Finding]:
     try:
         url = str(course_directory(folder).db_url)
     except DtlabError as error:
-        mend = f"${{EDITOR:-vi}} {shlex.quote(str(folder / CONFIG))}"
-        yield wrong(AREA, "settings", str(error), mend, folder=str(folder))
+        repair = f"${{EDITOR:-vi}} {shlex.quote(str(folder / CONFIG))}"
+        yield wrong(AREA, "settings", str(error), repair, folder=str(folder))
         return
     yield ok(AREA, "settings", str(folder / CONFIG), folder=str(folder))
     yield gradebook(url, folder)
@@ -152,8 +152,8 @@ def gradebook(url: str, folder: Path) -> Finding:
     except sqlite3.Error as error:
         return _unreadable(path, error)
     if not os.access(path, os.R_OK | os.W_OK):
-        mend = f"chmod u+rw {shlex.quote(str(path))}"
-        return wrong(AREA, "gradebook", f"{path} cannot be written", mend, **value)
+        repair = f"chmod u+rw {shlex.quote(str(path))}"
+        return wrong(AREA, "gradebook", f"{path} cannot be written", repair, **value)
     return _of_version(revision, path, folder)
 
 
@@ -199,8 +199,8 @@ def _of_version(revision: str, path: Path, folder: Path) -> Finding:
         message = (
             f"{path} was created by an older nbgrader. This command backs up and upgrades it:"
         )
-        mend = f"cd {shlex.quote(str(folder))} && {shlex.quote(sys.executable)} -m nbgrader "
-        mend += "db upgrade"
-        return wrong(AREA, "gradebook", message, mend, **value)
+        repair = f"cd {shlex.quote(str(folder))} && {shlex.quote(sys.executable)} -m nbgrader "
+        repair += "db upgrade"
+        return wrong(AREA, "gradebook", message, repair, **value)
     message = f"{path} was created by a newer nbgrader (revision {revision})"
     return wrong(AREA, "gradebook", message, pip_install("--upgrade", "nbgrader"), **value)

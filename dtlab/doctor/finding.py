@@ -18,7 +18,7 @@ class Finding:
 
     `area` is one of `AREAS`. `value` is plain data whose keys name their units ("memory_bytes",
     "all_reduce_seconds"). `status` is "ok"; "note" for something worth knowing; or "wrong" if some
-    part of the course will fail. `mend` is the command that repairs this, "" if there is none.
+    part of the course will fail. `repair` is the command that repairs this, "" if there is none.
     """
 
     area: str
@@ -26,7 +26,7 @@ class Finding:
     value: Mapping[str, Any]
     status: Status
     message: str
-    mend: str = ""
+    repair: str = ""
 
 
 def ok(area: str, name: str, message: str, /, **value: Any) -> Finding:
@@ -34,14 +34,14 @@ def ok(area: str, name: str, message: str, /, **value: Any) -> Finding:
     return Finding(area, name, value, "ok", message)
 
 
-def note(area: str, name: str, message: str, mend: str = "", /, **value: Any) -> Finding:
+def note(area: str, name: str, message: str, repair: str = "", /, **value: Any) -> Finding:
     """Return a finding that is worth knowing but makes nothing fail."""
-    return Finding(area, name, value, "note", message, mend)
+    return Finding(area, name, value, "note", message, repair)
 
 
-def wrong(area: str, name: str, message: str, mend: str, /, **value: Any) -> Finding:
+def wrong(area: str, name: str, message: str, repair: str, /, **value: Any) -> Finding:
     """Return a finding that makes a part of the course fail."""
-    return Finding(area, name, value, "wrong", message, mend)
+    return Finding(area, name, value, "wrong", message, repair)
 
 
 def in_gb(nbytes: float) -> str:

@@ -42,8 +42,8 @@ def _without_smi() -> Finding:
     if not system.has_nvidia_driver():
         return note(AREA, "GPUs", "none: ranks run on the CPU, with gloo", gpus=[])
     message = "there is a driver, but no nvidia-smi on PATH. If this is a container, start it with"
-    mend = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
-    return note(AREA, "GPUs", message, mend, gpus=None)
+    repair = "docker run --gpus all -e NVIDIA_DRIVER_CAPABILITIES=compute,utility ..."
+    return note(AREA, "GPUs", message, repair, gpus=None)
 
 
 def _in_words(gpus: Sequence[Gpu]) -> str:
@@ -72,12 +72,12 @@ def _modes(gpus: Sequence[Gpu]) -> Iterator[Finding]:
     """Report compute modes that restrict which processes can use a GPU."""
     for mode in sorted({gpu.compute_mode for gpu in gpus}):
         indices = [gpu.index for gpu in gpus if gpu.compute_mode == mode]
-        mend, message = _on_each(indices, "-c DEFAULT"), f"{_named(indices)} in mode {mode}: "
+        repair, message = _on_each(indices, "-c DEFAULT"), f"{_named(indices)} in mode {mode}: "
         if mode == "Prohibited":
-            yield wrong(AREA, "compute mode", message + "no program can use it", mend,
+            yield wrong(AREA, "compute mode", message + "no program can use it", repair,
                         gpus=indices, compute_mode=mode)  # fmt: skip
         elif mode.startswith("Exclusive"):
-            yield note(AREA, "compute mode", message + "one process at a time", mend,
+            yield note(AREA, "compute mode", message + "one process at a time", repair,
                        gpus=indices, compute_mode=mode)  # fmt: skip
 
 
@@ -139,8 +139,8 @@ def usable(visit: Visit) -> Iterator[Finding]:
     elif not (info["cuda"] or info["hip"]):
         message += ": it is a CPU build. Install the CUDA build"
         version = info["version"].partition("+")[0]
-        mend = pip_install("--force-reinstall", f"torch=={version}")
-        yield wrong(AREA, "usable", message, mend, **value)
+        repair = pip_install("--force-reinstall", f"torch=={version}")
+        yield wrong(AREA, "usable", message, repair, **value)
     else:
         reason = info["cuda_trouble"] or "no reason given"
         message += f": {reason}. Its CUDA {info['cuda']} may need a newer driver"

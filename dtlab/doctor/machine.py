@@ -65,12 +65,12 @@ def memory(_: Visit) -> Iterator[Finding]:
     value = {
         "total_bytes": usage.total, "available_bytes": usage.available, "limit_bytes": limit,
     }  # fmt: skip
-    mend = "ps -eo rss,pid,args --sort=-rss | head"
+    repair = "ps -eo rss,pid,args --sort=-rss | head"
     if free < TOO_LITTLE_MEMORY:
         message += ", too little for a notebook with ranks: end large processes or raise the limit"
-        yield wrong(AREA, "memory", message, mend, **value)
+        yield wrong(AREA, "memory", message, repair, **value)
     elif free < LITTLE_MEMORY:
-        yield note(AREA, "memory", f"{message}, which is not much for many ranks", mend, **value)
+        yield note(AREA, "memory", f"{message}, which is not much for many ranks", repair, **value)
     else:
         yield ok(AREA, "memory", message, **value)
 
@@ -117,13 +117,13 @@ def shared(_: Visit) -> Iterator[Finding]:
             file.write(bytes(_CHUNK))
     except OSError as error:
         message = f"{SHARED} is not writable: {error.strerror}; NCCL and DataLoader workers fail"
-        mend = f"sudo mount -o remount,rw,mode=1777,size=2g {SHARED}"
-        yield wrong(AREA, "shared memory", message, mend, **value, writable=False)
+        repair = f"sudo mount -o remount,rw,mode=1777,size=2g {SHARED}"
+        yield wrong(AREA, "shared memory", message, repair, **value, writable=False)
         return
     if value["size_bytes"] < ENOUGH_SHARED:
         message += ", which is not much for NCCL. If this is a container, start it with more"
-        mend = "docker run --shm-size=1g --ulimit memlock=-1 ..."
-        yield note(AREA, "shared memory", message, mend, **value, writable=True)
+        repair = "docker run --shm-size=1g --ulimit memlock=-1 ..."
+        yield note(AREA, "shared memory", message, repair, **value, writable=True)
     else:
         yield ok(AREA, "shared memory", message, **value, writable=True)
 
@@ -161,8 +161,8 @@ def proc(_: Visit, folder: Path = Path("/proc")) -> Iterator[Finding]:
     if missing or len(files) < 3:
         first = missing[0] if missing else f"{folder}/self/task"
         message = f"{first} cannot be read: a deadlock is noticed only at the timeout"
-        mend = "sudo mount -o remount,hidepid=0 /proc"
-        yield wrong(AREA, "watcher", message, mend, readable=False)
+        repair = "sudo mount -o remount,hidepid=0 /proc"
+        yield wrong(AREA, "watcher", message, repair, readable=False)
     else:
         yield ok(AREA, "watcher", "/proc is readable: deadlocks are noticed at once",
                  readable=True)  # fmt: skip

@@ -43,8 +43,8 @@ def _lines(finding: Finding, width: int) -> Iterator[str]:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    if finding.mend:
-        yield f"{_INDENT}{'repair:':<{_NAME}}  {finding.mend}"
+    if finding.repair:
+        yield f"{_INDENT}{'repair:':<{_NAME}}  {finding.repair}"
 
 
 def _summary(findings: Sequence[Finding], seconds: float) -> str:
@@ -73,7 +73,7 @@ def as_json(findings: Sequence[Finding], seconds: float, version: str) -> str:
                 "name": finding.name,
                 "status": finding.status,
                 "message": finding.message,
-                "mend": finding.mend,
+                "repair": finding.repair,
                 "value": dict(finding.value),
             }
             for finding in findings

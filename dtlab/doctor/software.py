@@ -68,8 +68,8 @@ def torch(visit: Visit) -> Iterator[Finding]:
     info = visit.torch
     if "trouble" in info:
         message = f"cannot be imported: {info['trouble']}"
-        mend = pip_install("--force-reinstall", "torch>=2.13")
-        yield wrong(AREA, "torch", message, mend, version=None)
+        repair = pip_install("--force-reinstall", "torch>=2.13")
+        yield wrong(AREA, "torch", message, repair, version=None)
         return
     build = f"CUDA {info['cuda']}" if info["cuda"] else "a CPU build"
     build = f"ROCm {info['hip']}" if info["hip"] else build
@@ -77,8 +77,8 @@ def torch(visit: Visit) -> Iterator[Finding]:
     if not info["gloo"]:
         lacks = "torch.distributed" if not info["distributed"] else "the backend gloo"
         message = f"{info['version']} was built without {lacks}: no rank can run"
-        mend = pip_install("--force-reinstall", "torch>=2.13")
-        yield wrong(AREA, "torch", message, mend, **value)
+        repair = pip_install("--force-reinstall", "torch>=2.13")
+        yield wrong(AREA, "torch", message, repair, **value)
         return
     with_nccl = f", NCCL {info['nccl']}" if info["nccl"] else ""
     yield ok(AREA, "torch", f"{info['version']}, {build}{with_nccl}", **value)
@@ -96,8 +96,8 @@ def jupyterlab(visit: Visit) -> Iterator[Finding]:
     if finding.status == "ok" and not (shutil.which("jupyter", path=beside) or
                                        shutil.which("jupyter")):  # fmt: skip
         message = f"{finding.message}, but the command 'jupyter' was not found"
-        mend = pip_install("--force-reinstall", "jupyter_core")
-        yield wrong(AREA, finding.name, message, mend, **finding.value)
+        repair = pip_install("--force-reinstall", "jupyter_core")
+        yield wrong(AREA, finding.name, message, repair, **finding.value)
     else:
         yield finding
 
@@ -106,6 +106,6 @@ def _importable(visit: Visit, name: str, module: str, requirement: str) -> Findi
     info = visit.probe(module)
     if "trouble" in info:
         message = f"cannot be imported: {info['trouble']}"
-        mend = pip_install("--force-reinstall", requirement)
-        return wrong(AREA, name, message, mend, version=None)
+        repair = pip_install("--force-reinstall", requirement)
+        return wrong(AREA, name, message, repair, version=None)
     return ok(AREA, name, info["version"], version=info["version"])

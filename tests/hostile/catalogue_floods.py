@@ -225,20 +225,20 @@ CATALOGUE = [
     Hostile(
         "diagnoses of no kind",
         "Answers with an array and an infinite number where a number and a row are asked for.",
-        {"mend_4": 4.0, "mend_5": 4.0},
+        {"fix_4": 4.0, "fix_5": 4.0},
         25,
         answers={
-            "mend_4": code(
-                right_answer(3, "mend_4"),
+            "fix_4": code(
+                right_answer(3, "fix_4"),
                 """
                 import numpy
 
-                mend_4["diagnosis"] = {"ranks": numpy.ones(3), "top": {0: 3}}
+                fix_4["diagnosis"] = {"ranks": numpy.ones(3), "top": {0: 3}}
                 """,
             ),
-            "mend_5": code(
-                right_answer(3, "mend_5"),
-                'mend_5["diagnosis"] = {"bytes": 40, "summed": [(float("inf"), 1)]}',
+            "fix_5": code(
+                right_answer(3, "fix_5"),
+                'fix_5["diagnosis"] = {"bytes": 40, "summed": [(float("inf"), 1)]}',
             ),
         },
     ),

@@ -1,4 +1,4 @@
-"""Files that are broken, or not the ones that were handed out: `mend` makes sound ones of them.
+"""Files that are broken, or not the ones that were handed out: `repair` makes sound ones of them.
 
 What can be read earns what it did earn; what is wrong with a file is said.
 """

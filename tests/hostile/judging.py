@@ -19,7 +19,7 @@ from nbformat import NotebookNode
 from nbformat.validator import ValidationError
 
 from dtlab.classroom.judging.judge import WARM, Judged, judge
-from dtlab.classroom.repair.repaired import mend
+from dtlab.classroom.repair.repaired import repair
 from dtlab.ranks.launch.client import Server
 from dtlab.ranks.sandbox.isolation import Isolation
 from dtlab.ranks.sandbox.sandbox import Sandbox, first_user
@@ -73,7 +73,7 @@ class Judging:
         Sandbox(self._server, Isolation(first_user(0))).close()
 
     def judge(self, entry: Hostile) -> Outcome:
-        """Mends, judges, and looks at everything from outside."""
+        """Repairs, judges, and looks at everything from outside."""
         outcome = Outcome(entry)
         later = {"later": str(time.time() + LATER)}
         submitted = entry.handed_in(self.canaries.places | later)
@@ -82,16 +82,20 @@ class Judging:
         begun = time.monotonic()
         try:
             with guard(entry.seconds + GUARD):
-                mended = mend(submitted, entry.handed_out())
+                repaired = repair(submitted, entry.handed_out())
                 judged = judge(
-                    mended.notebook, self._server, student=LEARNER, seed=SEED, limits=entry.limits
+                    repaired.notebook,
+                    self._server,
+                    student=LEARNER,
+                    seed=SEED,
+                    limits=entry.limits,
                 )
         except (Exception, Stuck) as error:  # noqa: BLE001  nothing may come out of a judge
             outcome.objections.append(f"the judge itself: {type(error).__name__}: {error}"[:500])
             self._server.stop()
             self._warm_up()
         else:
-            judged.notes[:0] = mended.notes
+            judged.notes[:0] = repaired.notes
             outcome.told = _told(judged)
             outcome.earned = _earned(judged)
             outcome.objections += _objections(entry, outcome, judged)

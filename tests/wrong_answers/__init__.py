@@ -8,7 +8,7 @@ Each file has
 
 An answer is the function that a learner would hand in. Where something else is asked for, it is a
 function that makes it: from the given values in Level I, from nothing in a part like {"diagnosis":
-..., "mended": ...}. Its name says what is wrong with it.
+..., "fixed": ...}. Its name says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from dtlab.checks import Part, Report, known_parts
 from dtlab.checks.functions.bench import HERE, Bench
-from dtlab.checks.programs.broken import Mend
+from dtlab.checks.programs.broken import Fix
 from dtlab.checks.questions.answers import Questions
 
 __all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
@@ -58,7 +58,7 @@ class Answers:
         if isinstance(check, Questions):
             values = answer(check.given(self.part.symbol, learner))
             return report_on(self.part, values, 0, learner, bench)
-        handed_in = answer() if isinstance(check, Mend) else answer
+        handed_in = answer() if isinstance(check, Fix) else answer
         return report_on(self.part, handed_in, seed, learner, bench)
 
     @property

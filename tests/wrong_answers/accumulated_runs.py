@@ -60,7 +60,7 @@ def trained(
     steps_of_schedule: Callable[[int], int] = lambda count: 1,
     steps_in: Callable[[int, int], bool] = lambda number, count: number == count - 1,
 ) -> None:
-    """Train as the mended scripts do; what is passed differs.
+    """Train as the fixed scripts do; what is passed differs.
 
     `sends(number, count)` says whether gradients travel in a microbatch, `clear` whether they are
     set to zero before it, `steps_in` whether the optimizer steps after it; `steps_of_schedule` how

@@ -1,9 +1,9 @@
-"""The check of a broken program: a learner's diagnosis and the mended function.
+"""The check of a broken program: a learner's diagnosis and the fixed function.
 
-    answer = {"diagnosis": ..., "mended": function}
+    answer = {"diagnosis": ..., "fixed": function}
 
     broken program    ──run on ranks──>  observation  <──compared──  diagnosis
-    mended function   ──run on ranks──>  judged like any other function
+    fixed function   ──run on ranks──>  judged like any other function
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dtlab.checks.functions.checks import Check, Rule, Verdict, blocked, lost
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.report import Criterion
 
-__all__ = ["Mend", "MendProgram"]
+__all__ = ["Fix", "FixProgram"]
 
 
 @dataclass(frozen=True)
-class Mend(ABC):
-    """The check of a part with a broken program: the diagnosis, then the mended function.
+class Fix(ABC):
+    """The check of a part with a broken program: the diagnosis, then the fixed function.
 
     `program` is the dotted name of the broken program, and `scene` the trial in which it runs.
-    `check` judges the mended function.
+    `check` judges the fixed function.
     """
 
     program: str
@@ -57,24 +57,24 @@ class Mend(ABC):
         learner: str | None = None,
         bench: Bench = HERE,
     ) -> list[Criterion]:
-        """Judges {"diagnosis": ..., "mended": function}."""
+        """Judges {"diagnosis": ..., "fixed": function}."""
         rules = self.rules(answer, bench)
         is_dict = isinstance(answer, Mapping)
-        lacking = [key for key in ("diagnosis", "mended") if not is_dict or key not in answer]
+        lacking = [key for key in ("diagnosis", "fixed") if not is_dict or key not in answer]
         if lacking:
             waiting = blocked("judged once the answer has this form")
             fault = f'has no key "{lacking[0]}"' if is_dict else "must be a dict"
-            why = f'{symbol} {fault}: {symbol} = {{"diagnosis": ..., "mended": ...}}'
+            why = f'{symbol} {fault}: {symbol} = {{"diagnosis": ..., "fixed": ...}}'
             first, *rest = (*rules, *self.check.rules)
             return [first.closed(lost(why)), *(other.closed(waiting) for other in rest)]
-        name = getattr(answer["mended"], "__name__", "")  # "mended_3", as in the learner's cell
-        name = name if str(name).isidentifier() else "mended"
-        mended = self.check.run(name, answer["mended"], seed, learner, bench)
-        return [*(rule.settle([]) for rule in rules), *mended]
+        name = getattr(answer["fixed"], "__name__", "")  # "fixed_3", as in the learner's cell
+        name = name if str(name).isidentifier() else "fixed"
+        fixed = self.check.run(name, answer["fixed"], seed, learner, bench)
+        return [*(rule.settle([]) for rule in rules), *fixed]
 
 
 @dataclass(frozen=True)
-class MendProgram(Mend):
+class FixProgram(Fix):
     """A broken program that does not train; `judge` compares a diagnosis with the run."""
 
     judge: Callable[[Observation, Any], Verdict]

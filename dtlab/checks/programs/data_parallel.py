@@ -1,4 +1,4 @@
-"""Trials and criteria that mended data-parallel scripts share."""
+"""Trials and criteria, shared by several parts, for data-parallel scripts that are fixed."""
 
 from __future__ import annotations
 

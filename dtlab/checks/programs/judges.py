@@ -1,4 +1,4 @@
-"""Objections to a mended training script that does not train correctly on ranks."""
+"""Objections to a fixed training script that does not train correctly on ranks."""
 
 from __future__ import annotations
 

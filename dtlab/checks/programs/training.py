@@ -1,6 +1,6 @@
-"""The check of a broken training script: a learner's diagnosis and the mended script.
+"""The check of a broken training script: a learner's diagnosis and the fixed script.
 
-The answer is {"diagnosis": {"line": ...}, "mended": function}. If a number must prove the fault,
+The answer is {"diagnosis": {"line": ...}, "fixed": function}. If a number must prove the fault,
 the diagnosis also has a "number".
 """
 
@@ -15,7 +15,7 @@ from dtlab.checks.functions.bench import HERE, Bench, warm_up
 from dtlab.checks.functions.checks import UNANSWERED, Check, Rule, Verdict, blocked, lost
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.parts import Part
-from dtlab.checks.programs.broken import Mend
+from dtlab.checks.programs.broken import Fix
 from dtlab.checks.programs.lines import judge_line
 from dtlab.checks.programs.reference import Optimizer
 from dtlab.checks.programs.run import named
@@ -23,7 +23,7 @@ from dtlab.checks.questions.declared import formula
 from dtlab.checks.questions.kinds import Mistake, Number
 from dtlab.checks.report import Criterion
 
-__all__ = ["MendScript", "Proof", "Scene", "proof", "script_part", "unmoved"]
+__all__ = ["FixScript", "Proof", "Scene", "proof", "script_part", "unmoved"]
 
 _ENTRIES = {"number": '"number": number', "line": '"line": number'}
 _TOO_SLOW = blocked(
@@ -82,8 +82,8 @@ def proof(
 
 
 @dataclass(frozen=True)
-class MendScript(Mend):
-    """The check of a part with a broken training script: the diagnosis, then the mended script.
+class FixScript(Fix):
+    """The check of a part with a broken training script: the diagnosis, then the fixed script.
 
     `lines` are the texts of the faulty lines, any of which is right, and `look` says where to look
     for them. With a `proof`, the number is compared with the observation of the script in `scene`.
@@ -154,14 +154,14 @@ def script_part(
     look: str = "",
     **more: Any,
 ) -> Part:
-    """Creates the part of a broken script: see `Part` and `MendScript`.
+    """Creates the part of a broken script: see `Part` and `FixScript`.
 
-    The mended script runs in `trials`, and `criteria` judge it. The diagnosis has two points: for
+    The fixed script runs in `trials`, and `criteria` judge it. The diagnosis has two points: for
     the line, or one for the line and one for the number.
     """
     more.update(lines=lines, look=look)
-    mend = MendScript(program, scene, Check(trials, criteria), **more)
-    return Part(name, 3, title, minutes, difficulty, mend)
+    fix = FixScript(program, scene, Check(trials, criteria), **more)
+    return Part(name, 3, title, minutes, difficulty, fix)
 
 
 def unmoved(scene: Scene, rank: int = 0) -> list[str]:

@@ -18,7 +18,7 @@ import pkgutil
 
 from dtlab.checks.functions.trials import Case
 from dtlab.checks.parts import known_parts
-from dtlab.checks.programs.broken import Mend
+from dtlab.checks.programs.broken import Fix
 from dtlab.ranks.sandbox.hidden_modules import prepared
 from dtlab.ranks.sandbox.isolation import HiddenModules
 
@@ -37,7 +37,7 @@ def judges() -> HiddenModules:
         for value in vars(importlib.import_module(found.name)).values():
             if isinstance(value, type) and issubclass(value, Case):
                 needed.add(f"{value.__module__}.{value.__qualname__}.on_rank")
-    needed |= {part.check.program for part in known_parts() if isinstance(part.check, Mend)}
+    needed |= {part.check.program for part in known_parts() if isinstance(part.check, Fix)}
     names = (name.removeprefix(f"{_UNITS}.") for name in needed if name.startswith(_UNITS))
     return ((_UNITS, tuple(sorted({*names, *HELPERS}))),)
 

@@ -1,6 +1,6 @@
 """Repairs submitted notebooks, so that a broken file does not cost points.
 
-    mend.py          makes a valid notebook from a submission and the released notebook
+    repaired.py      makes a valid notebook from a submission and the released notebook
     recognition.py   matches submitted cells with released cells, even if names or order changed
     needed.py        finds deleted imports and helpers that other cells need
     written.py       finds texts outside the cell that a person grades

@@ -23,7 +23,7 @@ from dtlab.classroom.repair.recognition import Match, Piece, Sheet, squeezed
 from dtlab.classroom.repair.salvage import Salvaged, salvage
 from dtlab.classroom.repair.written import pointed_to_texts
 
-__all__ = ["Mended", "mend"]
+__all__ = ["Repaired", "repair"]
 
 _Key = tuple[int, int, int]  # the place of a learner's cell; before, at or after it; the rank
 
@@ -43,7 +43,7 @@ _MESSAGES = {  # messages by problem
 
 
 @dataclass(frozen=True)
-class Mended:
+class Repaired:
     """A notebook that nbgrader can grade, with notes on the repairs.
 
     `notebook` has format 4.5, no outputs, and the released graded cells. `notes` has a sentence
@@ -56,7 +56,7 @@ class Mended:
     readable: bool
 
 
-def mend(submitted: bytes | None, released: NotebookNode) -> Mended:
+def repair(submitted: bytes | None, released: NotebookNode) -> Repaired:
     """Makes a valid notebook from a submitted file, which is None if missing. Never raises.
 
     `released` is the assignment's notebook as learners got it.
@@ -65,14 +65,14 @@ def mend(submitted: bytes | None, released: NotebookNode) -> Mended:
     salvaged = salvage(submitted, kernel)
     if not salvaged.cells:
         cells = [_as_released(cell) for cell in released.cells]
-        return Mended(_notebook(cells, released), tuple(salvaged.notes), readable=False)
+        return Repaired(_notebook(cells, released), tuple(salvaged.notes), readable=False)
     match = Match(salvaged.cells, Sheet(released))
     places = _Places(match, salvaged.damaged)
     placed = [cell for _, cell in sorted(places.all(), key=lambda entry: entry[0])]
     cells = [_as_written(cell, match) if isinstance(cell, Piece) else cell for cell in placed]
     notes = [*salvaged.notes, *_notes(match, salvaged.damaged), *_rename(cells, match.sheet)]
     notes += pointed_to_texts(cells, match, places.found_at)
-    return Mended(_notebook(cells, released, salvaged), tuple(notes), readable=True)
+    return Repaired(_notebook(cells, released, salvaged), tuple(notes), readable=True)
 
 
 class _Places:

@@ -3,7 +3,7 @@
     bytes ──> UTF-8 ──walk──> cells of format 4, 3, 2 or 1
                          └── broken? search for the beginning of a cell and continue there
 
-This module does not use the assignment; `mend` does.
+This module does not use the assignment; `repair` does.
 """
 
 from __future__ import annotations

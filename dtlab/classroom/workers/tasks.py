@@ -1,8 +1,8 @@
 """A grading task and its result as plain data, the same for every engine.
 
-Task(bytes, released notebooks, seeds) ──► mend ──► judge ──► Done(notebooks, verdicts)
+Task(bytes, released notebooks, seeds) ──► repair ──► judge ──► Done(notebooks, verdicts)
 
-`mend` repairs a broken notebook.
+`repair` repairs a broken notebook.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nbformat import NotebookNode
 
 from dtlab.classroom.judging.cells import Limits
 from dtlab.classroom.judging.judge import Judged, PartVerdict, judge
-from dtlab.classroom.repair.repaired import mend
+from dtlab.classroom.repair.repaired import repair
 from dtlab.errors import LaunchError
 from dtlab.ranks.launch.client import Server
 
@@ -88,10 +88,10 @@ def _judged(
     progress: Callable[[str], None],
     waits: Callable[[bool], bool | None],
 ) -> Judged:
-    progress("mending")
-    mended = mend(task.handed[name], task.released[name])
+    progress("repairing")
+    repaired = repair(task.handed[name], task.released[name])
     return judge(
-        mended.notebook,
+        repaired.notebook,
         server,
         student=task.student,
         seed=task.seed,
@@ -99,7 +99,7 @@ def _judged(
         limits=task.limits,
         known=task.known,
         seeds=task.seeds,
-        notes=[*task.notes.get(name, ()), *mended.notes],
+        notes=[*task.notes.get(name, ()), *repaired.notes],
         progress=progress,
         waits=waits,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["Batch", "broken", "mended"]
+__all__ = ["Batch", "broken", "fixed"]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -31,7 +31,7 @@ def broken(
     return torch.cat(outputs).mean().item(), losses
 
 
-def mended(
+def fixed(
     model: nn.Module,
     optimizer: Any,
     batches: Sequence[Batch],

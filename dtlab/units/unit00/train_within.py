@@ -1,4 +1,4 @@
-"""00/train_within: repair a training script that runs out of memory after its first iteration."""
+"""00/train_within: fix a training script that runs out of memory after its first iteration."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Running(Faulty):
         return Noted({"mean": float(mean), "losses": [*map(float, losses)], "peak": int(peak)})
 
     def reference(self, fault: str = "") -> Any:
-        """Mean, losses and peak bytes of the repaired script, with `fault` put back if given."""
-        from dtlab.units.unit00.leak_script import mended
+        """Mean, losses and peak bytes of the fixed script, with `fault` put back if given."""
+        from dtlab.units.unit00.leak_script import fixed
         from dtlab.units.unit00.leak_training import run
 
-        return run(lambda *given: mended(*given, fault=fault), **self.given(0, 1))
+        return run(lambda *given: fixed(*given, fault=fault), **self.given(0, 1))
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         (result,) = results

@@ -4,5 +4,5 @@
 PARTS = (
     "results", "bytes_sent", "averages", "step",
     "reduce_scatter", "ring_all_reduce", "tree_broadcast", "hierarchical_all_reduce",
-    "mend_1", "mend_2", "mend_3", "mend_4", "mend_5", "choose",
+    "fix_1", "fix_2", "fix_3", "fix_4", "fix_5", "choose",
 )  # fmt: skip

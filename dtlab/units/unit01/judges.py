@@ -118,7 +118,7 @@ def _too_early(seen: Seen) -> str:
     if run is None or run.error is not None or not run.warnings:
         return ""
     sentence = run.mistakes[0].partition("\n")[0]
-    return f"{sentence}\nA missing wait() can explain these values: mend it first."
+    return f"{sentence}\nA missing wait() can explain these values: fix it first."
 
 
 def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:

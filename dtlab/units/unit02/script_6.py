@@ -1,6 +1,6 @@
 """02/script_6: gradients are cleared for each microbatch, and the losses are not divided.
 
-With both faults, a step uses the gradient of one microbatch. A learner who repairs only one of
+With both faults, a step uses the gradient of one microbatch. A learner who fixes only one of
 them gets steps that are too short or too long.
 """
 

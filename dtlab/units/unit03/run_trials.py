@@ -1,6 +1,6 @@
 """Trials and criteria of the four training runs 03/run_1 to 03/run_4.
 
-The scripts are in `runs`, as the notebook shows them. The repaired script is judged by how far
+The scripts are in `runs`, as the notebook shows them. The fixed script is judged by how far
 each of its updates moves the parameters, and by its final parameters.
 """
 
@@ -82,7 +82,7 @@ def scene(passes: int, more: tuple[float, ...]) -> Trial:
 def training(
     seed: int, samples: int, more: tuple[float, ...], passes: int, micro: int
 ) -> Training:
-    """The case for a repaired script: a model large enough for its traffic to be measured."""
+    """The case for a fixed script: a model large enough for its traffic to be measured."""
     return Training(seed, samples, 3, 256, more, passes, micro)
 
 

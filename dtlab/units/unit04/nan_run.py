@@ -5,7 +5,7 @@ only the limit fixed  a new scaler in each epoch: epoch 1 skips as many steps as
 only the scaler fixed NaN in epoch 0
 
 The script is in `nan_run_script`, as the notebook shows it. The number is measured in a run on
-digits. The repaired script is judged by the gradient that each step uses, by the steps that it
+digits. The fixed script is judged by the gradient that each step uses, by the steps that it
 skips, and by its final parameters.
 """
 
@@ -86,7 +86,7 @@ def _measured(scene: Scene) -> dict[str, float]:
     }
 
 
-# What the repaired run must do -------------------------------------------------------------------
+# What the fixed run must do ----------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:

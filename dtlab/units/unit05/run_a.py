@@ -1,4 +1,4 @@
-"""05/run_a: repair a script with two faults, of which the first hides the effect of the second.
+"""05/run_a: fix a script with two faults, of which the first hides the effect of the second.
 
 both faults              no parameter moves; whole gradients stay on a rank between steps
 only the optimizer fixed parameters move, by the gradients of other microbatches

@@ -1,4 +1,4 @@
-"""05/run_b: repair a script whose layers reduce their gradients in 16 bits."""
+"""05/run_b: fix a script whose layers reduce their gradients in 16 bits."""
 
 from __future__ import annotations
 

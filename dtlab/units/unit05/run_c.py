@@ -1,4 +1,4 @@
-"""05/run_c: repair a script that needs more memory with every step."""
+"""05/run_c: fix a script that needs more memory with every step."""
 
 from __future__ import annotations
 

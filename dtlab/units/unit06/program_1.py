@@ -1,4 +1,4 @@
-"""06/program_1: repair a program that trains correctly, but sends too many bytes."""
+"""06/program_1: fix a program that trains correctly, but sends too many bytes."""
 
 from __future__ import annotations
 

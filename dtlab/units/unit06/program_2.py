@@ -1,4 +1,4 @@
-"""06/program_2: repair a program whose first loss is wrong on several ranks."""
+"""06/program_2: fix a program whose first loss is wrong on several ranks."""
 
 from __future__ import annotations
 

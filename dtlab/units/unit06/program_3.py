@@ -1,4 +1,4 @@
-"""06/program_3: repair a program with two faults, one of which hides the other.
+"""06/program_3: fix a program with two faults, one of which hides the other.
 
     both faults           copies agree; parameters that all ranks have whole, except for norms,
                           move t times as far as in one process

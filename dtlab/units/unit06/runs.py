@@ -1,7 +1,7 @@
 """Runs of the broken programs of 06/program_1, 06/program_2 and 06/program_3.
 
 The programs are in `runs_scripts`, as the notebook shows them. This file measures their runs, and
-checks those of the repaired programs.
+checks those of the fixed programs.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def reduced(scene: Scene) -> float:
     return sent / float(scene.case.steps)
 
 
-# Checks of a repaired program -------------------------------------------------------------------
+# Checks of a fixed program ----------------------------------------------------------------------
 
 
 def not_shared(case: SharedRun, results: Sequence[Any], run: Observation) -> str:

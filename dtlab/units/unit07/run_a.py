@@ -1,4 +1,4 @@
-"""07/run_a: repair the training of several pipelines, which has two faults.
+"""07/run_a: fix the training of several pipelines, which has two faults.
 
     both faults             copies of the first stage drift apart; the last stage moves half as far
     all stages averaged     all copies agree, and every stage moves half as far

@@ -1,4 +1,4 @@
-"""08/run_a: repair a stencil on tiles that has two faults.
+"""08/run_a: fix a stencil on tiles that has two faults.
 
 With two ranks on an axis of a periodic field, the ranks before and after a rank are one rank. Its
 two messages arrive in the order in which they were sent.

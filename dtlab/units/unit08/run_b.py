@@ -1,4 +1,4 @@
-"""08/run_b: repair a ring attention that is right only without a causal mask, by two faults.
+"""08/run_b: fix a ring attention that is right only without a causal mask, by two faults.
 
 Only the mask needs to know which tokens a block holds. Two lines say it: which rank a block comes
 from, and which tokens that rank has in zig-zag order.

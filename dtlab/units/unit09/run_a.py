@@ -1,11 +1,11 @@
-"""09/run_a: repair the input pipeline of a job whose GPUs are busy 40 % of the time.
+"""09/run_a: fix the input pipeline of a job whose GPUs are busy 40 % of the time.
 
 It has two faults. A thread loads the next batch while the GPU computes. With u for the seconds in
 which the workers of a rank read its own samples, the GPU computes for 1.6 u in each step:
 
     both faults             4 u    GPU busy 40 %    each rank reads the whole batch, one by one
-    only the samples mended 2 u             80 %    its own samples, one by one
-    only the workers mended 2 u             80 %    the whole batch, two at a time
+    only the samples fixed  2 u             80 %    its own samples, one by one
+    only the workers fixed  2 u             80 %    the whole batch, two at a time
     none                    1.6 u          100 %    loading is hidden
 
 The check judges counts and order, not seconds, so the load of the machine does not matter: a read
@@ -138,7 +138,7 @@ class Machine:
         return True
 
 
-# Criteria of the repaired program ----------------------------------------------------------------
+# Criteria of the fixed program -------------------------------------------------------------------
 
 
 def _other_batches(case: Feeding, results: Sequence[Any], run: Observation) -> str:

@@ -1,4 +1,4 @@
-"""09/run_b: repair a training run that sends the k largest elements of each gradient.
+"""09/run_b: fix a training run that sends the k largest elements of each gradient.
 
 It has two faults: two lines use the gradient where they need the gradient plus the error.
 
@@ -6,7 +6,7 @@ It has two faults: two lines use the gradient where they need the gradient plus 
     error     set to the gradient         only what the last step left out is kept
 
 While the same places are sent in each step, the first fault hides the second one, since what is
-kept elsewhere is not used. With one fault mended alone, the run learns hardly better. After two
+kept elsewhere is not used. With one fault fixed alone, the run learns hardly better. After two
 steps only the places can be wrong, since until then the last step is the only one.
 """
 
@@ -131,7 +131,7 @@ def _sparse(case: Sparse, ranks: int) -> tuple[list[list[float]], list[dict[str,
     return losses, after
 
 
-# Criteria of the repaired program ----------------------------------------------------------------
+# Criteria of the fixed program -------------------------------------------------------------------
 
 
 def _after(steps: range, layers: int) -> Objection:

@@ -1,4 +1,4 @@
-"""10/slightly_wrong: repair a run over three axes with two faults, which partly hide each other.
+"""10/slightly_wrong: fix a run over three axes with two faults, which partly hide each other.
 
 With t tensor ranks:
 
@@ -24,7 +24,7 @@ from dtlab.checks.functions.checks import UNANSWERED, Check, Verdict, blocked, l
 from dtlab.checks.functions.criteria import criterion
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.parts import Part
-from dtlab.checks.programs.broken import MendProgram
+from dtlab.checks.programs.broken import FixProgram
 from dtlab.checks.programs.lines import judge_line
 from dtlab.checks.programs.run import TrainingRun, named, other_losses, other_parameters
 from dtlab.checks.questions.quantities import short
@@ -133,7 +133,7 @@ def _shard(name: str, whole: Tensor, rank: int, ranks: int) -> Tensor:
     return whole
 
 
-# Criteria of the repaired program ----------------------------------------------------------------
+# Criteria of the fixed program -------------------------------------------------------------------
 
 
 def _factors(
@@ -177,7 +177,7 @@ def _out_of_balance(case: MeshRun, results: Sequence[Any], run: Observation) -> 
     return ""
 
 
-_MENDED = (
+_FIXED = (
     criterion("scale", 2, "gradients are means over the right ranks", _wrong_scale),
     criterion(
         "balance", 2, "the same factor before and after the gather", _out_of_balance, waits=True
@@ -244,10 +244,10 @@ PART = Part(
     title="Run C",
     minutes=20,
     difficulty=3,
-    check=MendProgram(
+    check=FixProgram(
         program="dtlab.units.unit10.slightly_wrong_script.train",
         scene=Trial(8, [MeshRun(0, (2, 2, 2), num_steps=1)], limit=_LIMIT),
         judge=_diagnosed,
-        check=Check(_trials, _MENDED, compiles=True),
+        check=Check(_trials, _FIXED, compiles=True),
     ),
 )

@@ -1,9 +1,9 @@
 """11/killed_job: a training program that is killed and started again.
 
     original   the broken program, not killed: its training is right
-    whole      the mended program, not killed                             equal to the original?
-    first      the mended program, killed: before a step, or in a save    its disk remains
-    second     the mended program again, with this disk                   equal to the whole run?
+    whole      the fixed program, not killed                              equal to the original?
+    first      the fixed program, killed: before a step, or in a save     its disk remains
+    second     the fixed program again, with this disk                    equal to the whole run?
 
 These runs follow each other in one launch, each with a new model. Every rank has its own disk, a
 stand-in that can be killed in the middle of a write. Parameters are compared bit for bit before

@@ -1,4 +1,4 @@
-"""Answers to 00/train_within: a run that keeps too much, mended."""
+"""Answers to 00/train_within: a run that keeps too much, fixed."""
 
 import torch
 from torch.nn import functional as F
@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 
 def general(model, optimizer, batches, held_out, *, leak="", graph=False, clear="after"):
-    """The mended script; the keywords leave faults in."""
+    """The fixed script; the keywords leave faults in."""
     sums, counts, losses, kept = [], [], [], []
     for x, y in batches:
         output = model(x)

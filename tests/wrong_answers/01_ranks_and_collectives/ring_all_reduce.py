@@ -725,7 +725,7 @@ WRONG = {
     },
     every_rank_with_every_other: {"neighbours": "rank 0 exchanges messages with rank 2 too"},
     half_a_chunk_in_a_round: {"rounds": "send a whole chunk in one message"},
-    buffer_read_before_it_is_full: {"result": "explain these values: mend it first.\nwarning: "},
+    buffer_read_before_it_is_full: {"result": "explain these values: fix it first.\nwarning: "},
     nobody_waits_for_what_is_sent: {"result": "does not wait for its dist.isend"},
     one_neighbour_for_all: {"bytes": "The ranks do not share the work"},
     ignores_the_group: {"subgroups": "Pass `group` to every call"},

@@ -29,14 +29,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 22}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": in_the_wrapper}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": in_the_wrapper}
 
 
 def trained(model, data, epochs, gradient, *, sampler=None, after_step=None):
@@ -106,13 +106,13 @@ def a_function_alone():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs):
     DDP(model)
     trained(model, data, epochs, backward(model))
 
 
-@mended
+@fixed
 def the_mean_bound_to_another_name(model, data, epochs):
     DDP(model)
 
@@ -125,7 +125,7 @@ def the_mean_bound_to_another_name(model, data, epochs):
     trained(model, data, epochs, gradient)
 
 
-@mended
+@fixed
 def only_the_first_parameter_is_written_back(model, data, epochs):
     DDP(model)
 
@@ -136,7 +136,7 @@ def only_the_first_parameter_is_written_back(model, data, epochs):
     trained(model, data, epochs, gradient)
 
 
-@mended
+@fixed
 def written_back_in_the_other_order(model, data, epochs):
     DDP(model)
 
@@ -151,7 +151,7 @@ def written_back_in_the_other_order(model, data, epochs):
     trained(model, data, epochs, gradient)
 
 
-@mended
+@fixed
 def inside_no_sync(model, data, epochs):
     replica = DDP(model)
 
@@ -162,7 +162,7 @@ def inside_no_sync(model, data, epochs):
     trained(model, data, epochs, gradient)
 
 
-@mended
+@fixed
 def gradients_averaged_after_the_step(model, data, epochs):
     DDP(model)
 
@@ -173,13 +173,13 @@ def gradients_averaged_after_the_step(model, data, epochs):
     trained(model, data, epochs, backward(model), after_step=after)
 
 
-@mended
+@fixed
 def another_copy_is_trained(model, data, epochs):
     other = copy.deepcopy(model)
     trained(other, data, epochs, backward(DDP(other)))
 
 
-@mended
+@fixed
 def each_adds_up_from_itself_on(model, data, epochs):
     DDP(model)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -193,17 +193,17 @@ def each_adds_up_from_itself_on(model, data, epochs):
     trained(model, data, epochs, by_hand(model, change))
 
 
-@mended
+@fixed
 def not_shared_in_the_beginning(model, data, epochs):
     trained(model, data, epochs, by_hand(model, averaged))
 
 
-@mended
+@fixed
 def not_written(model, data, epochs):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def parameters_of_rank_0_after_each_step(model, data, epochs):
     DDP(model)
 
@@ -214,7 +214,7 @@ def parameters_of_rank_0_after_each_step(model, data, epochs):
     trained(model, data, epochs, backward(model), after_step=after)
 
 
-@mended
+@fixed
 def parameters_averaged_after_each_step(model, data, epochs):
     DDP(model)
 
@@ -225,7 +225,7 @@ def parameters_averaged_after_each_step(model, data, epochs):
     trained(model, data, epochs, backward(model), after_step=after)
 
 
-@mended
+@fixed
 def parameters_averaged_in_the_end(model, data, epochs):
     DDP(model)
     trained(model, data, epochs, backward(model))
@@ -233,19 +233,19 @@ def parameters_averaged_in_the_end(model, data, epochs):
         averaged(parameter.data)
 
 
-@mended
+@fixed
 def summed_by_hand(model, data, epochs):
     DDP(model)
     trained(model, data, epochs, by_hand(model, dist.all_reduce))
 
 
-@mended
+@fixed
 def gradients_of_rank_0(model, data, epochs):
     DDP(model)
     trained(model, data, epochs, by_hand(model, lambda one: dist.broadcast(one, src=0)))
 
 
-@mended
+@fixed
 def all_samples_on_every_rank(model, data, epochs):
     DDP(model)
     order = torch.Generator().manual_seed(1)
@@ -253,7 +253,7 @@ def all_samples_on_every_rank(model, data, epochs):
     trained(model, data, epochs, backward(model), sampler=sampler)
 
 
-@mended
+@fixed
 def only_rank_0_trains(model, data, epochs):
     if dist.get_rank() == 0:
         trained(model, data, epochs, backward(model), sampler=DistributedSampler(data, 1, 0))
@@ -261,7 +261,7 @@ def only_rank_0_trains(model, data, epochs):
         dist.broadcast(parameter.data, src=0)
 
 
-@mended
+@fixed
 def another_rate(model, data, epochs):
     replica = DDP(model)
     sampler = DistributedSampler(data, seed=1)
@@ -278,7 +278,7 @@ def another_rate(model, data, epochs):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def the_wrapper_is_called(model, data, epochs):
     in_the_wrapper(model, data, epochs)
 
@@ -291,17 +291,17 @@ def said_with_the_word_line():
     return said(line="line 22")
 
 
-@mended
+@fixed
 def dtlabs_wrapper(model, data, epochs):
     trained(model, data, epochs, backward(DataParallel(model, bucket_cap_mb=0.001)))
 
 
-@mended
+@fixed
 def one_all_reduce_for_each_parameter(model, data, epochs):
     trained(model, data, epochs, backward(NaiveDataParallel(model)))
 
 
-@mended
+@fixed
 def averaged_by_hand(model, data, epochs):
     DDP(model)
     trained(model, data, epochs, by_hand(model, averaged))

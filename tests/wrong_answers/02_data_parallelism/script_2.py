@@ -27,14 +27,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 5}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_a_sampler}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": with_a_sampler}
 
 
 def trained(model, epochs, batches_of, *, net=None, rate=0.1):
@@ -90,27 +90,27 @@ def a_text_that_is_not_there():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs):
     trained(model, epochs, sampled(data, seed=2 + dist.get_rank()))
 
 
-@mended
+@fixed
 def all_samples_on_every_rank(model, data, epochs):
     trained(model, epochs, shuffled(data))
 
 
-@mended
+@fixed
 def another_order_on_each_rank(model, data, epochs):
     trained(model, epochs, shuffled(data, seed=dist.get_rank()))
 
 
-@mended
+@fixed
 def smaller_batches(model, data, epochs):
     trained(model, epochs, shuffled(data, size=16 // dist.get_world_size()))
 
 
-@mended
+@fixed
 def fewer_of_the_same_batches(model, data, epochs):
     own, size = shuffled(data), dist.get_world_size()
 
@@ -121,7 +121,7 @@ def fewer_of_the_same_batches(model, data, epochs):
     trained(model, epochs, of)
 
 
-@mended
+@fixed
 def a_share_drawn_by_each_rank_for_itself(model, data, epochs):
     draw, share = torch.Generator().manual_seed(dist.get_rank()), len(data) // 2
 
@@ -132,41 +132,41 @@ def a_share_drawn_by_each_rank_for_itself(model, data, epochs):
     trained(model, epochs, of)
 
 
-@mended
+@fixed
 def the_first_share_on_every_rank(model, data, epochs):
     share = Subset(data, range(len(data) // dist.get_world_size()))
     trained(model, epochs, shuffled(share))
 
 
-@mended
+@fixed
 def fewer_epochs(model, data, epochs):
     trained(model, epochs // dist.get_world_size(), shuffled(data))
 
 
-@mended
+@fixed
 def blocks_in_their_order(model, data, epochs):
     share = Subset(data, torch.arange(len(data)).tensor_split(size())[dist.get_rank()].tolist())
     loader = DataLoader(share, batch_size=16)
     trained(model, epochs, lambda epoch: loader)
 
 
-@mended
+@fixed
 def blocks_shuffled_in_themselves(model, data, epochs):
     share = Subset(data, torch.arange(len(data)).tensor_split(size())[dist.get_rank()].tolist())
     trained(model, epochs, shuffled(share))
 
 
-@mended
+@fixed
 def a_sampler_that_is_not_told_the_epoch(model, data, epochs):
     trained(model, epochs, sampled(data, tell=False))
 
 
-@mended
+@fixed
 def a_sampler_for_two_ranks(model, data, epochs):
     trained(model, epochs, sampled(data, num_replicas=2, rank=dist.get_rank() % 2))
 
 
-@mended
+@fixed
 def the_rank_in_the_epoch(model, data, epochs):
     sampler = DistributedSampler(data, seed=2)
     loader = DataLoader(data, batch_size=16, sampler=sampler)
@@ -178,12 +178,12 @@ def the_rank_in_the_epoch(model, data, epochs):
     trained(model, epochs, of)
 
 
-@mended
+@fixed
 def a_sampler_that_drops_the_rest(model, data, epochs):
     trained(model, epochs, sampled(data, drop_last=True))
 
 
-@mended
+@fixed
 def only_rank_0_trains(model, data, epochs):
     if dist.get_rank() == 0:
         trained(model, epochs, shuffled(data), net=model)
@@ -191,18 +191,18 @@ def only_rank_0_trains(model, data, epochs):
         dist.broadcast(parameter.data, src=0)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def the_wrapper_is_lost_on_the_way(model, data, epochs):
     DataParallel(model)
     trained(model, epochs, sampled(data), net=model)
 
 
-@mended
+@fixed
 def a_rate_for_all_ranks(model, data, epochs):
     trained(model, epochs, sampled(data), rate=0.1 * dist.get_world_size())
 
@@ -214,7 +214,7 @@ def size():
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def a_sampler_that_is_told_the_epoch(model, data, epochs):
     with_a_sampler(model, data, epochs)
 
@@ -227,7 +227,7 @@ def said_with_the_seed():
     return said(line="seed = 2 + dist.get_rank()")
 
 
-@mended
+@fixed
 def one_order_dealt_out(model, data, epochs):
     draw = torch.Generator().manual_seed(2)
 
@@ -238,7 +238,7 @@ def one_order_dealt_out(model, data, epochs):
     trained(model, epochs, of)
 
 
-@mended
+@fixed
 def dtlabs_batches(model, data, epochs):
     def of(epoch):
         sampler = DistributedSampler(data, seed=epoch)

@@ -25,14 +25,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 4}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_epochs}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": with_epochs}
 
 
 def momentum(model):
@@ -79,13 +79,13 @@ def the_line_of_the_epoch():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs):
     kept = list(told(data, DistributedSampler.set_epoch)(0))
     trained(model, epochs, lambda epoch: kept)
 
 
-@mended
+@fixed
 def the_list_shuffled_by_each_epoch(model, data, epochs):
     kept = list(told(data, DistributedSampler.set_epoch)(0))
 
@@ -96,29 +96,29 @@ def the_list_shuffled_by_each_epoch(model, data, epochs):
     trained(model, epochs, of)
 
 
-@mended
+@fixed
 def a_list_for_every_second_epoch(model, data, epochs):
     own = told(data, DistributedSampler.set_epoch)
     kept = [list(own(0)), list(own(1))]
     trained(model, epochs, lambda epoch: kept[epoch % 2])
 
 
-@mended
+@fixed
 def no_epoch_is_told(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: None))
 
 
-@mended
+@fixed
 def always_epoch_0(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(0)))
 
 
-@mended
+@fixed
 def the_rank_for_the_epoch(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(dist.get_rank())))
 
 
-@mended
+@fixed
 def another_epoch_on_each_rank(model, data, epochs):
     def tell(sampler, epoch):
         sampler.set_epoch(epoch * dist.get_world_size() + dist.get_rank())
@@ -126,12 +126,12 @@ def another_epoch_on_each_rank(model, data, epochs):
     trained(model, epochs, told(data, tell))
 
 
-@mended
+@fixed
 def told_when_the_epoch_is_over(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(max(0, epoch - 1))))
 
 
-@mended
+@fixed
 def told_among_the_batches(model, data, epochs):
     sampler = DistributedSampler(data, seed=3)
     loader, net, optimizer = DataLoader(data, 16, sampler=sampler), DDP(model), momentum(model)
@@ -143,67 +143,67 @@ def told_among_the_batches(model, data, epochs):
             optimizer.step()
 
 
-@mended
+@fixed
 def every_second_epoch(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(epoch // 2)))
 
 
-@mended
+@fixed
 def two_orders_by_turns(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(epoch % 2)))
 
 
-@mended
+@fixed
 def three_orders_by_turns(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: sampler.set_epoch(epoch % 3)))
 
 
-@mended
+@fixed
 def the_rest_left_out(model, data, epochs):
     trained(model, epochs, told(data, DistributedSampler.set_epoch, drop_last=True))
 
 
-@mended
+@fixed
 def torch_is_seeded_anew(model, data, epochs):
     trained(model, epochs, told(data, lambda sampler, epoch: torch.manual_seed(epoch)))
 
 
-@mended
+@fixed
 def the_same_sampler_made_anew(model, data, epochs):
     trained(model, epochs, lambda epoch: told(data, lambda *_: None)(epoch))
 
 
-@mended
+@fixed
 def a_share_shuffled_in_itself(model, data, epochs):
     share = Subset(data, list(DistributedSampler(data, seed=3)))
     loader = DataLoader(share, 16, shuffle=True)
     trained(model, epochs, lambda epoch: loader)
 
 
-@mended
+@fixed
 def shuffled_without_a_sampler(model, data, epochs):
     loader = DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(3))
     trained(model, epochs, lambda epoch: loader)
 
 
-@mended
+@fixed
 def batches_the_other_way_round(model, data, epochs):
     own = told(data, lambda *_: None)
     trained(model, epochs, lambda epoch: list(own(epoch))[:: 1 - 2 * (epoch % 2)])
 
 
-@mended
+@fixed
 def not_written(model, data, epochs):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def everything_made_anew(model, data, epochs):
     for epoch in range(epochs):
         trained(model, 1, told(data, lambda *_: None, seed=epoch))
 
 
-@mended
+@fixed
 def the_wrapper_is_lost_on_the_way(model, data, epochs):
     DDP(model)
     trained(model, epochs, told(data, DistributedSampler.set_epoch), net=model)
@@ -212,7 +212,7 @@ def the_wrapper_is_lost_on_the_way(model, data, epochs):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def told_before_the_batches(model, data, epochs):
     with_epochs(model, data, epochs)
 
@@ -221,7 +221,7 @@ def said_by_a_piece():
     return said(line="list(DataLoader(data, batch_size=16")
 
 
-@mended
+@fixed
 def told_at_the_end(model, data, epochs):
     """The epoch that comes next."""
     sampler = DistributedSampler(data, seed=3)
@@ -234,7 +234,7 @@ def told_at_the_end(model, data, epochs):
         sampler.set_epoch(epoch + 1)
 
 
-@mended
+@fixed
 def told_through_the_loader(model, data, epochs):
     loader = DataLoader(data, 16, sampler=DistributedSampler(data))
 
@@ -245,12 +245,12 @@ def told_through_the_loader(model, data, epochs):
     trained(model, epochs, of)
 
 
-@mended
+@fixed
 def another_sampler_for_each_epoch(model, data, epochs):
     trained(model, epochs, lambda epoch: told(data, lambda *_: None, seed=epoch)(epoch))
 
 
-@mended
+@fixed
 def a_list_for_each_epoch(model, data, epochs):
     own = told(data, DistributedSampler.set_epoch)
     kept = [list(own(epoch)) for epoch in range(epochs)]

@@ -28,14 +28,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 14}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": decided_together}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": decided_together}
 
 
 def trained(model, data, epochs, step, *, net=None, seed=4, rate=0.1, **share):
@@ -82,7 +82,7 @@ def the_line_of_the_wrapper():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs):
     def step(optimizer, loss):
         if loss.isfinite():
@@ -92,7 +92,7 @@ def still_broken(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def nothing_left_out(model, data, epochs):
     def step(optimizer, loss):
         loss.backward()
@@ -101,7 +101,7 @@ def nothing_left_out(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def only_the_step_left_out(model, data, epochs):
     def step(optimizer, loss):
         loss.backward()
@@ -111,7 +111,7 @@ def only_the_step_left_out(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def a_loss_of_zero_for_it(model, data, epochs):
     def step(optimizer, loss):
         if not loss.isfinite():
@@ -122,7 +122,7 @@ def a_loss_of_zero_for_it(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def joined(model, data, epochs):
     net = DataParallel(model)
 
@@ -135,7 +135,7 @@ def joined(model, data, epochs):
         trained(model, data, epochs, step, net=net)
 
 
-@mended
+@fixed
 def a_barrier_instead(model, data, epochs):
     def step(optimizer, loss):
         if loss.isfinite():
@@ -146,7 +146,7 @@ def a_barrier_instead(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def rank_0_decides(model, data, epochs):
     def step(optimizer, loss):
         finite = loss.detach().isfinite().float()
@@ -158,7 +158,7 @@ def rank_0_decides(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def left_out_if_all_are_nan(model, data, epochs):
     def step(optimizer, loss):
         finite = loss.detach().isfinite().float()
@@ -170,7 +170,7 @@ def left_out_if_all_are_nan(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def every_second_step_left_out(model, data, epochs):
     steps = []
 
@@ -183,7 +183,7 @@ def every_second_step_left_out(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def the_rest_of_the_epoch_left_out(model, data, epochs):
     sampler = DistributedSampler(data, seed=4)
     loader, net = DataLoader(data, batch_size=8, sampler=sampler), DataParallel(model)
@@ -199,23 +199,23 @@ def the_rest_of_the_epoch_left_out(model, data, epochs):
             optimizer.step()
 
 
-@mended
+@fixed
 def the_samples_not_shared_out(model, data, epochs):
     trained(model, data, epochs, if_all_are_finite, num_replicas=1, rank=0)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def each_rank_by_itself(model, data, epochs):
     DataParallel(model)
     trained(model, data, epochs, if_all_are_finite, net=model)
 
 
-@mended
+@fixed
 def parameters_of_rank_0_after_each_step(model, data, epochs):
     DataParallel(model)
 
@@ -227,12 +227,12 @@ def parameters_of_rank_0_after_each_step(model, data, epochs):
     trained(model, data, epochs, step, net=model)
 
 
-@mended
+@fixed
 def another_rate(model, data, epochs):
     trained(model, data, epochs, if_all_are_finite, rate=0.2)
 
 
-@mended
+@fixed
 def a_loss_counted_twice(model, data, epochs):
     def step(optimizer, loss):
         if all_finite(loss):
@@ -245,7 +245,7 @@ def a_loss_counted_twice(model, data, epochs):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def decided_by_all_ranks(model, data, epochs):
     decided_together(model, data, epochs)
 
@@ -254,7 +254,7 @@ def said_with_the_other_line():
     return said(line="continue")
 
 
-@mended
+@fixed
 def by_the_mean_of_the_losses(model, data, epochs):
     def step(optimizer, loss):
         mean = loss.detach().clone()
@@ -266,7 +266,7 @@ def by_the_mean_of_the_losses(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def backward_first_then_by_the_gradient(model, data, epochs):
     def step(optimizer, loss):
         loss.backward()
@@ -276,7 +276,7 @@ def backward_first_then_by_the_gradient(model, data, epochs):
     trained(model, data, epochs, step)
 
 
-@mended
+@fixed
 def pytorchs_wrapper(model, data, epochs):
     def step(optimizer, loss):
         loss.backward()

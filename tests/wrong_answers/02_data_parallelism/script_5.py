@@ -28,14 +28,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 16}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_gradients}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": with_gradients}
 
 
 def share_start(model):
@@ -93,23 +93,23 @@ def the_line_of_the_all_reduce():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, max_norm):
     trained(model, data, epochs, clipped, gradients_averaged)
 
 
-@mended
+@fixed
 def not_averaged(model, data, epochs, max_norm):
     trained(model, data, epochs, clipped)
 
 
-@mended
+@fixed
 def averaged_before_backward(model, data, epochs, max_norm):
     net = DDP(model)
     trained(model, data, epochs, clipped, net=lambda images: net.module(images))
 
 
-@mended
+@fixed
 def only_matrices_are_averaged(model, data, epochs, max_norm):
     def change(model):
         for parameter in model.parameters():
@@ -119,7 +119,7 @@ def only_matrices_are_averaged(model, data, epochs, max_norm):
     trained(model, data, epochs, change, clipped)
 
 
-@mended
+@fixed
 def every_rank_keeps_its_start(model, data, epochs, max_norm):
     loader = DataLoader(data, 16, sampler=DistributedSampler(data, seed=5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -133,7 +133,7 @@ def every_rank_keeps_its_start(model, data, epochs, max_norm):
             optimizer.step()
 
 
-@mended
+@fixed
 def each_adds_up_from_itself_on(model, data, epochs, max_norm):
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -147,22 +147,22 @@ def each_adds_up_from_itself_on(model, data, epochs, max_norm):
     trained(model, data, epochs, change, clipped)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, max_norm):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def clipped_twice(model, data, epochs, max_norm):
     trained(model, data, epochs, clipped, gradients_averaged, clipped)
 
 
-@mended
+@fixed
 def not_clipped(model, data, epochs, max_norm):
     trained(model, data, epochs, gradients_averaged)
 
 
-@mended
+@fixed
 def clipped_after_the_sum(model, data, epochs, max_norm):
     def added(model):
         for parameter in model.parameters():
@@ -175,13 +175,13 @@ def clipped_after_the_sum(model, data, epochs, max_norm):
     trained(model, data, epochs, added, clipped, divided)
 
 
-@mended
+@fixed
 def a_longer_limit_for_each_rank(model, data, epochs, max_norm):
     size = dist.get_world_size()
     trained(model, data, epochs, lambda model: clipped(model, 0.6 * size), gradients_averaged)
 
 
-@mended
+@fixed
 def every_parameter_by_itself(model, data, epochs, max_norm):
     def change(model):
         for parameter in model.parameters():
@@ -190,7 +190,7 @@ def every_parameter_by_itself(model, data, epochs, max_norm):
     trained(model, data, epochs, gradients_averaged, change)
 
 
-@mended
+@fixed
 def by_value(model, data, epochs, max_norm):
     trained(
         model, data, epochs, gradients_averaged,
@@ -198,7 +198,7 @@ def by_value(model, data, epochs, max_norm):
     )  # fmt: skip
 
 
-@mended
+@fixed
 def always_scaled_to_the_limit(model, data, epochs, max_norm):
     def change(model):
         length = torch.stack([one.grad.norm() for one in model.parameters()]).norm()
@@ -208,7 +208,7 @@ def always_scaled_to_the_limit(model, data, epochs, max_norm):
     trained(model, data, epochs, gradients_averaged, change)
 
 
-@mended
+@fixed
 def the_gradient_of_rank_0(model, data, epochs, max_norm):
     def change(model):
         for parameter in model.parameters():
@@ -217,7 +217,7 @@ def the_gradient_of_rank_0(model, data, epochs, max_norm):
     trained(model, data, epochs, change, clipped)
 
 
-@mended
+@fixed
 def parameters_averaged_after_the_step(model, data, epochs, max_norm):
     def after():
         for parameter in model.parameters():
@@ -226,31 +226,31 @@ def parameters_averaged_after_the_step(model, data, epochs, max_norm):
     trained(model, data, epochs, clipped, after_step=after)
 
 
-@mended
+@fixed
 def a_higher_rate(model, data, epochs, max_norm):
     trained(model, data, epochs, clipped, gradients_averaged, rate=0.7)
 
 
-@mended
+@fixed
 def the_same_samples_everywhere(model, data, epochs, max_norm):
     trained(
         model, data, epochs, gradients_averaged, clipped, sampler=DistributedSampler(data, 1, 0)
     )
 
 
-@mended
+@fixed
 def clipped_after_the_step(model, data, epochs, max_norm):
     trained(model, data, epochs, gradients_averaged, after_step=lambda: clipped(model))
 
 
-def nothing_mended():
+def nothing_fixed():
     return {"diagnosis": SAID}
 
 
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def clipped_after_averaging(model, data, epochs, max_norm):
     with_gradients(model, data, epochs, max_norm)
 
@@ -259,12 +259,12 @@ def said_by_text():
     return said(line="clip_grad_norm_(model.parameters(), max_norm)")
 
 
-@mended
+@fixed
 def pytorchs_wrapper(model, data, epochs, max_norm):
     trained(model, data, epochs, clipped, net=DDP(model))
 
 
-@mended
+@fixed
 def by_hand_in_one_piece(model, data, epochs, max_norm):
     def change(model):
         gradients = [parameter.grad for parameter in model.parameters()]
@@ -277,7 +277,7 @@ def by_hand_in_one_piece(model, data, epochs, max_norm):
     trained(model, data, epochs, change)
 
 
-@mended
+@fixed
 def a_longer_limit_for_the_sum(model, data, epochs, max_norm):
     size = dist.get_world_size()
 
@@ -312,7 +312,7 @@ WRONG = {
     clipped_twice: {"training": "gradients that each rank has clipped by itself"},
     not_clipped: {"training": "They are not clipped"},
     clipped_after_the_step: {"training": "before the step"},
-    nothing_mended: {"line": 'script_5 has no key "mended"'},
+    nothing_fixed: {"line": 'script_5 has no key "fixed"'},
     clipped_after_the_sum: {"training": "divide first"},
     a_longer_limit_for_each_rank: {"training": "clipped once and as a whole"},
     every_parameter_by_itself: {"training": "clipped once and as a whole"},

@@ -1,6 +1,6 @@
 """Answers to 02/script_6: gradients are cleared too often, and the losses are not divided.
 
-Mending only one of the two makes steps too short or too long, as they were not before.
+Fixing only one of the two makes steps too short or too long, as they were not before.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -30,14 +30,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 13}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": with_the_forward_pass}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": with_the_forward_pass}
 
 
 def epochs_of(data, epochs, batch_size=8):
@@ -85,22 +85,22 @@ def the_line_of_the_context():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=1, zero=True)
 
 
-@mended
-def only_the_division_is_mended(model, data, epochs, accumulate):
+@fixed
+def only_the_division_is_fixed(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=accumulate, zero=True)
 
 
-@mended
-def only_the_clearing_is_mended(model, data, epochs, accumulate):
+@fixed
+def only_the_clearing_is_fixed(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=1)
 
 
-@mended
+@fixed
 def a_smaller_rate_for_the_sum(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model, 0.1 / dist.get_world_size())
     for loader in epochs_of(data, epochs):
@@ -112,7 +112,7 @@ def a_smaller_rate_for_the_sum(model, data, epochs, accumulate):
                 optimizer.zero_grad()
 
 
-@mended
+@fixed
 def the_forward_pass_outside(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
     for loader in epochs_of(data, epochs):
@@ -125,29 +125,29 @@ def the_forward_pass_outside(model, data, epochs, accumulate):
                 optimizer.zero_grad()
 
 
-@mended
+@fixed
 def without_no_sync(model, data, epochs, accumulate):
     trained(model, data, epochs, accumulate, quiet=lambda number: False)
 
 
-@mended
+@fixed
 def the_other_way_round(model, data, epochs, accumulate):
     trained(model, data, epochs, accumulate, quiet=lambda number: number % accumulate == 0)
 
 
-@mended
+@fixed
 def always_in_no_sync(model, data, epochs, accumulate):
     trained(model, data, epochs, accumulate, quiet=lambda number: True)
 
 
-@mended
+@fixed
 def half_the_bits(model, data, epochs, accumulate):
     net = DDP(model)
     net.register_comm_hook(None, fp16_compress_hook)
     trained(model, data, epochs, accumulate, quiet=lambda number: False, net=net)
 
 
-@mended
+@fixed
 def parameters_besides(model, data, epochs, accumulate):
     net = DDP(model)
 
@@ -159,22 +159,22 @@ def parameters_besides(model, data, epochs, accumulate):
     trained(model, data, epochs, accumulate, quiet=quiet, net=net)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, accumulate):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def the_first_one_sends(model, data, epochs, accumulate):
     trained(model, data, epochs, accumulate, quiet=lambda number: number % accumulate != 1)
 
 
-@mended
+@fixed
 def divided_by_the_ranks_too(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=accumulate * dist.get_world_size())
 
 
-@mended
+@fixed
 def divided_by_the_ranks_alone(model, data, epochs, accumulate):
     with_share(model, data, epochs, accumulate, share=dist.get_world_size())
 
@@ -185,7 +185,7 @@ def with_share(model, data, epochs, accumulate, share, zero=False):
     )
 
 
-@mended
+@fixed
 def in_one_large_batch(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
     for loader in epochs_of(data, epochs, 8 * accumulate):
@@ -195,7 +195,7 @@ def in_one_large_batch(model, data, epochs, accumulate):
             optimizer.step()
 
 
-@mended
+@fixed
 def the_other_micro_batches_left_out(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
     for loader in epochs_of(data, epochs):
@@ -206,7 +206,7 @@ def the_other_micro_batches_left_out(model, data, epochs, accumulate):
                 optimizer.step()
 
 
-@mended
+@fixed
 def own_steps_and_a_mean_of_parameters(model, data, epochs, accumulate):
     DDP(model)
     optimizer = sgd(model, 0.1)
@@ -221,7 +221,7 @@ def own_steps_and_a_mean_of_parameters(model, data, epochs, accumulate):
                     parameter.data /= dist.get_world_size()
 
 
-@mended
+@fixed
 def never_zeroed(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
     for loader in epochs_of(data, epochs):
@@ -235,7 +235,7 @@ def never_zeroed(model, data, epochs, accumulate):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def the_forward_pass_inside(model, data, epochs, accumulate):
     with_the_forward_pass(model, data, epochs, accumulate)
 
@@ -244,13 +244,13 @@ def said_with_the_other_line():
     return said(line="loss = F.cross_entropy(replica(images), labels)")
 
 
-@mended
+@fixed
 def dtlabs_wrapper(model, data, epochs, accumulate):
     net = DataParallel(model)
     trained(model, data, epochs, accumulate, quiet=lambda n: n % accumulate, net=net)
 
 
-@mended
+@fixed
 def dtlabs_accumulate(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
 
@@ -264,7 +264,7 @@ def dtlabs_accumulate(model, data, epochs, accumulate):
             optimizer.zero_grad()
 
 
-@mended
+@fixed
 def averaged_by_hand(model, data, epochs, accumulate):
     parameters, optimizer = list(model.parameters()), sgd(model)
     for parameter in parameters:
@@ -280,7 +280,7 @@ def averaged_by_hand(model, data, epochs, accumulate):
             optimizer.zero_grad()
 
 
-@mended
+@fixed
 def pytorchs_own_switch(model, data, epochs, accumulate):
     net, optimizer = DDP(model), sgd(model)
     for loader in epochs_of(data, epochs):
@@ -305,8 +305,8 @@ WRONG = {
     the_line_of_the_condition: {"line": "Which microbatches are in `.grad`"},
     the_line_of_the_context: {"line": "Which microbatches are in `.grad`"},
     still_broken: {"training": "step with the last microbatch of each step alone."},
-    only_the_division_is_mended: {"training": "alone, and it counts as one of several"},
-    only_the_clearing_is_mended: {"training": "the sum over the microbatches, not with the mean"},
+    only_the_division_is_fixed: {"training": "alone, and it counts as one of several"},
+    only_the_clearing_is_fixed: {"training": "the sum over the microbatches, not with the mean"},
     a_smaller_rate_for_the_sum: {"training": "is the rate the script's?"},
     the_forward_pass_outside: {"traffic": "is it inside `no_sync` by then?"},
     without_no_sync: {"traffic": "is it inside `no_sync` by then?"},

@@ -27,14 +27,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 7}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": wrapped_again}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": wrapped_again}
 
 
 def trained(model, data, epochs, net_of, *, before_step=None, after_step=None, rate=0.5, seed=7):
@@ -93,24 +93,24 @@ def the_line_of_the_forward_pass():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs):
     trained(model, data, epochs, freezing(model, again=False))
 
 
-@mended
+@fixed
 def dtlabs_wrapper_before(model, data, epochs):
     trained(model, data, epochs, freezing(model, wrap=DataParallel, again=False))
 
 
-@mended
+@fixed
 def another_optimizer_instead(model, data, epochs):
     net_of = freezing(model, again=False)
     for epoch in range(epochs):
         trained(model, data, 1, lambda _, epoch=epoch: net_of(epoch), seed=7 + epoch)
 
 
-@mended
+@fixed
 def the_copies_made_equal_when_it_begins(model, data, epochs):
     net_of = freezing(model, again=False)
 
@@ -122,7 +122,7 @@ def the_copies_made_equal_when_it_begins(model, data, epochs):
     trained(model, data, epochs, shared)
 
 
-@mended
+@fixed
 def only_its_bias_averaged_by_hand(model, data, epochs):
     def before(epoch):
         if epoch:
@@ -131,12 +131,12 @@ def only_its_bias_averaged_by_hand(model, data, epochs):
     trained(model, data, epochs, freezing(model, again=False), before_step=before)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def each_adds_up_from_itself_on(model, data, epochs):
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -150,23 +150,23 @@ def each_adds_up_from_itself_on(model, data, epochs):
     trained(model, data, epochs, freezing(model, again=False), before_step=before)
 
 
-@mended
+@fixed
 def never_frozen(model, data, epochs):
     net = DDP(model)
     trained(model, data, epochs, lambda epoch: net)
 
 
-@mended
+@fixed
 def frozen_for_ever(model, data, epochs):
     trained(model, data, epochs, freezing(model, until=epochs))
 
 
-@mended
+@fixed
 def frozen_for_two_epochs(model, data, epochs):
     trained(model, data, epochs, freezing(model, until=2))
 
 
-@mended
+@fixed
 def layer_0_of_rank_0(model, data, epochs):
     def after(epoch):
         for parameter in model.parameters():
@@ -175,14 +175,14 @@ def layer_0_of_rank_0(model, data, epochs):
     trained(model, data, epochs, freezing(model, again=False), after_step=after)
 
 
-@mended
+@fixed
 def layer_0_averaged_at_the_end(model, data, epochs):
     trained(model, data, epochs, freezing(model, again=False))
     for parameter in model.parameters():
         averaged(parameter.data)
 
 
-@mended
+@fixed
 def summed_by_hand(model, data, epochs):
     def before(epoch):
         for parameter in model.layers[0].parameters() if epoch else ():
@@ -191,12 +191,12 @@ def summed_by_hand(model, data, epochs):
     trained(model, data, epochs, freezing(model, again=False), before_step=before)
 
 
-@mended
+@fixed
 def another_rate(model, data, epochs):
     trained(model, data, epochs, freezing(model), rate=0.25)
 
 
-@mended
+@fixed
 def another_order_on_each_rank(model, data, epochs):
     trained(model, data, epochs, freezing(model), seed=dist.get_rank())
 
@@ -204,7 +204,7 @@ def another_order_on_each_rank(model, data, epochs):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def another_wrapper_from_epoch_1(model, data, epochs):
     wrapped_again(model, data, epochs)
 
@@ -213,7 +213,7 @@ def said_with_the_other_line():
     return said(line="first.requires_grad_(True)")
 
 
-@mended
+@fixed
 def a_wrapper_for_each_epoch(model, data, epochs):
     first = model.layers[0]
     trained(
@@ -221,7 +221,7 @@ def a_wrapper_for_each_epoch(model, data, epochs):
     )  # fmt: skip
 
 
-@mended
+@fixed
 def gradients_thrown_away_in_epoch_0(model, data, epochs):
     net = DDP(model)
 
@@ -232,7 +232,7 @@ def gradients_thrown_away_in_epoch_0(model, data, epochs):
     trained(model, data, epochs, lambda epoch: net, before_step=before)
 
 
-@mended
+@fixed
 def wrapped_before_it_is_frozen(model, data, epochs):
     net = DDP(model, find_unused_parameters=True)
 
@@ -243,7 +243,7 @@ def wrapped_before_it_is_frozen(model, data, epochs):
     trained(model, data, epochs, net_of)
 
 
-@mended
+@fixed
 def the_rest_averaged_by_hand(model, data, epochs):
     def before(epoch):
         for parameter in model.layers[0].parameters() if epoch else ():

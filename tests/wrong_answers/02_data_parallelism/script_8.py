@@ -28,14 +28,14 @@ from tests.wrong_answers.changed_scripts import (
 SAID = {"line": 6}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": on_its_own_card}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": on_its_own_card}
 
 
 def of_launcher(name):
@@ -74,25 +74,25 @@ def the_line_of_the_wrapper():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, card):
     rank, size = of_launcher("LOCAL_RANK"), of_launcher("LOCAL_WORLD_SIZE")
     trained(model, data, epochs, card(rank), num_replicas=size, rank=rank)
 
 
-@mended
+@fixed
 def the_global_rank_for_cards_too(model, data, epochs, card):
     trained(model, data, epochs, card(dist.get_rank()))
 
 
-@mended
+@fixed
 def samples_by_the_number_of_the_node(model, data, epochs, card):
     nodes = dist.get_world_size() // of_launcher("LOCAL_WORLD_SIZE")
     share = {"num_replicas": nodes, "rank": of_launcher("GROUP_RANK")}
     trained(model, data, epochs, card(of_launcher("LOCAL_RANK")), **share)
 
 
-@mended
+@fixed
 def a_rank_made_of_both_numbers(model, data, epochs, card):
     local, per_node = of_launcher("LOCAL_RANK"), of_launcher("LOCAL_WORLD_SIZE")
     rank = of_launcher("GROUP_RANK") * local + local
@@ -100,12 +100,12 @@ def a_rank_made_of_both_numbers(model, data, epochs, card):
     trained(model, data, epochs, card(local), **share)
 
 
-@mended
+@fixed
 def always_card_0(model, data, epochs, card):
     trained(model, data, epochs, card(0))
 
 
-@mended
+@fixed
 def card_0_where_there_is_no_other(model, data, epochs, card):
     try:
         device = card(dist.get_rank())
@@ -114,48 +114,48 @@ def card_0_where_there_is_no_other(model, data, epochs, card):
     trained(model, data, epochs, device)
 
 
-@mended
+@fixed
 def the_rest_of_a_division(model, data, epochs, card):
     trained(model, data, epochs, card(dist.get_rank() % of_launcher("LOCAL_WORLD_SIZE")))
 
 
-@mended
+@fixed
 def the_rest_by_two(model, data, epochs, card):
     trained(model, data, epochs, card(dist.get_rank() % 2))
 
 
-@mended
+@fixed
 def the_number_of_the_node(model, data, epochs, card):
     trained(model, data, epochs, card(of_launcher("GROUP_RANK")))
 
 
-@mended
+@fixed
 def half_the_ranks_to_each_node(model, data, epochs, card):
     trained(model, data, epochs, card(dist.get_rank() // 2))
 
 
-@mended
+@fixed
 def no_card_at_all(model, data, epochs, card):
     trained(model, data, epochs, torch.device("cpu"))
 
 
-@mended
+@fixed
 def a_number_as_text(model, data, epochs, card):
     trained(model, data, epochs, card(os.environ["LOCAL_RANK"]))
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, card):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def the_local_rank_for_samples_too(model, data, epochs, card):
     rank, size = of_launcher("LOCAL_RANK"), dist.get_world_size()
     trained(model, data, epochs, card(rank), num_replicas=size, rank=rank)
 
 
-@mended
+@fixed
 def the_wrapper_is_lost_on_the_way(model, data, epochs, card):
     DDP(model)
     trained(model, data, epochs, card(of_launcher("LOCAL_RANK")), net=model)
@@ -164,7 +164,7 @@ def the_wrapper_is_lost_on_the_way(model, data, epochs, card):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def the_launchers_local_rank(model, data, epochs, card):
     on_its_own_card(model, data, epochs, card)
 
@@ -173,12 +173,12 @@ def said_by_a_piece():
     return said(line='rank, size = int(os.environ["LOCAL_RANK"])')
 
 
-@mended
+@fixed
 def asked_of_torch(model, data, epochs, card):
     trained(model, data, epochs, card(dist.get_node_local_rank()))
 
 
-@mended
+@fixed
 def samples_by_the_global_rank(model, data, epochs, card):
     local = int(os.getenv("LOCAL_RANK", "0"))
     rank, size = of_launcher("RANK"), of_launcher("WORLD_SIZE")

@@ -30,9 +30,9 @@ from tests.wrong_answers.accumulated_runs import (
 SAID = {"line": 4}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def with_a_length_of(model, data, epochs, micro, accumulate, times, steps=1):
@@ -57,7 +57,7 @@ def with_a_length_of(model, data, epochs, micro, accumulate, times, steps=1):
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 # Wrong: the diagnosis ----------------------------------------------------------------------------
@@ -82,89 +82,89 @@ def a_function_alone():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, micro, accumulate):
     size = dist.get_world_size()
     with_a_length_of(model, data, epochs, micro, accumulate, 1 / size)
 
 
-@mended
+@fixed
 def as_long_as_for_one_rank(model, data, epochs, micro, accumulate):
     with_a_length_of(model, data, epochs, micro, accumulate, dist.get_world_size())
 
 
-@mended
+@fixed
 def as_long_as_one_microbatch_would_need(model, data, epochs, micro, accumulate):
     with_a_length_of(model, data, epochs, micro, accumulate, accumulate)
 
 
-@mended
+@fixed
 def the_schedule_steps_for_every_rank(model, data, epochs, micro, accumulate):
     """Ends where it should, but each number of ranks has other rates."""
     size = dist.get_world_size()
     with_a_length_of(model, data, epochs, micro, accumulate, size, steps=size)
 
 
-@mended
+@fixed
 def at_the_base_rate(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=0.05)
 
 
-@mended
+@fixed
 def by_the_square_root(model, data, epochs, micro, accumulate):
     peak = 0.05 * math.sqrt(per_update(micro, accumulate) / 32)
     trained(model, data, epochs, micro, accumulate, peak=peak)
 
 
-@mended
+@fixed
 def by_the_ranks_alone(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=0.05 * dist.get_world_size())
 
 
-@mended
+@fixed
 def by_the_micro_batches_alone(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=0.05 * accumulate)
 
 
-@mended
+@fixed
 def by_the_forward_passes(model, data, epochs, micro, accumulate):
     peak = 0.05 * accumulate * dist.get_world_size()
     trained(model, data, epochs, micro, accumulate, peak=peak)
 
 
-@mended
+@fixed
 def by_the_samples_of_one_rank(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=linear(micro * accumulate))
 
 
-@mended
+@fixed
 def sixteen_times_whatever_the_batch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=0.8)
 
 
-@mended
+@fixed
 def from_twice_the_base_rate(model, data, epochs, micro, accumulate):
     """A 2 that has nothing to do with ranks."""
     peak = 2 * linear(per_update(micro, accumulate))
     trained(model, data, epochs, micro, accumulate, peak=peak)
 
 
-@mended
+@fixed
 def without_a_warm_up(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, warm_up=0)
 
 
-@mended
+@fixed
 def from_a_tenth_on(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, start_factor=0.1)
 
 
-@mended
+@fixed
 def without_a_decay(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, decay="constant")
 
 
-@mended
+@fixed
 def losses_added_up_instead(model, data, epochs, micro, accumulate):
     def loss(net, batch, count):
         return F.cross_entropy(net(batch[0]), batch[1])
@@ -172,58 +172,58 @@ def losses_added_up_instead(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=0.05, loss=loss)
 
 
-@mended
+@fixed
 def a_smaller_batch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, 1)
 
 
-@mended
+@fixed
 def all_at_once(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro * accumulate, 1)
 
 
-@mended
+@fixed
 def one_epoch_too_few(model, data, epochs, micro, accumulate):
     trained(model, data, epochs - 1, micro, accumulate)
 
 
-@mended
+@fixed
 def each_rank_by_itself(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: False)
 
 
-@mended
+@fixed
 def a_step_for_each_micro_batch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, steps_in=lambda number, count: True)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, micro, accumulate):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def gradients_travel_every_time(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: True)
 
 
-@mended
+@fixed
 def every_epoch_the_first(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, reshuffle=False)
 
 
-@mended
+@fixed
 def never_shuffled(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sampler=InOrder(data))
 
 
-@mended
+@fixed
 def all_samples_on_every_rank(model, data, epochs, micro, accumulate):
     epochs /= dist.get_world_size()
     trained(model, data, math.ceil(epochs), micro, accumulate, sampler=EverySample(data))
 
 
-@mended
+@fixed
 def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
     if dist.get_rank():
@@ -231,7 +231,7 @@ def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
             parameter.data *= 1 + 1e-6
 
 
-@mended
+@fixed
 def a_weight_decay(model, data, epochs, micro, accumulate):
     def make(parameters, lr):
         return SGD(parameters, lr=lr, momentum=0.9, weight_decay=1e-3)
@@ -239,7 +239,7 @@ def a_weight_decay(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, make=make)
 
 
-@mended
+@fixed
 def the_last_update_is_undone(model, data, epochs, micro, accumulate):
     before = []
 
@@ -254,7 +254,7 @@ def the_last_update_is_undone(model, data, epochs, micro, accumulate):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def by_the_linear_rule(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
 
@@ -267,12 +267,12 @@ def said_in_words():
     return said(line="Line 5")
 
 
-@mended
+@fixed
 def dtlabs_wrapper(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, wrap=DataParallel)
 
 
-@mended
+@fixed
 def averaged_by_hand(model, data, epochs, micro, accumulate):
     for parameter in model.parameters():
         dist.broadcast(parameter.data, src=0)
@@ -283,7 +283,7 @@ def averaged_by_hand(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, wrap=lambda net: net, before_step=average)
 
 
-@mended
+@fixed
 def by_accumulate_of_the_library(model, data, epochs, micro, accumulate):
     """Samples in another order, and the sum of losses over all samples divided by their number."""
     replica = DataParallel(model)
@@ -363,5 +363,5 @@ EQUIVALENT = changes_alike(seed=1) | {
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,
-    "diagnosis_1 = {'line': 4} -> diagnosis_1 = {'line': 5}": "either line may be mended",
+    "diagnosis_1 = {'line': 4} -> diagnosis_1 = {'line': 5}": "either line may be fixed",
 }

@@ -29,14 +29,14 @@ from tests.wrong_answers.accumulated_runs import (
 SAID = {"line": 15}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 # Wrong: the diagnosis ----------------------------------------------------------------------------
@@ -53,27 +53,27 @@ def the_line_of_the_loss():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: number == 0)
 
 
-@mended
+@fixed
 def in_the_second_microbatch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: number == 1)
 
 
-@mended
+@fixed
 def in_all_but_the_last(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: number < count - 1)
 
 
-@mended
+@fixed
 def never(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: False)
 
 
-@mended
+@fixed
 def parameters_of_rank_0_after_each_update(model, data, epochs, micro, accumulate):
     def after():
         for parameter in model.parameters():
@@ -85,12 +85,12 @@ def parameters_of_rank_0_after_each_update(model, data, epochs, micro, accumulat
     )  # fmt: skip
 
 
-@mended
+@fixed
 def a_schedule_step_for_each_microbatch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: count)
 
 
-@mended
+@fixed
 def a_schedule_that_is_longer(model, data, epochs, micro, accumulate):
     """As many steps as there are microbatches, but the warm-up still ends early."""
     trained(
@@ -100,7 +100,7 @@ def a_schedule_that_is_longer(model, data, epochs, micro, accumulate):
     )  # fmt: skip
 
 
-@mended
+@fixed
 def as_many_steps_as_micro_batches(model, data, epochs, micro, accumulate):
     """The script as it was, and a schedule that is told of them."""
     batch = per_update(micro, accumulate)
@@ -120,7 +120,7 @@ def as_many_steps_as_micro_batches(model, data, epochs, micro, accumulate):
                 schedule.step()
 
 
-@mended
+@fixed
 def a_step_in_each_epoch(model, data, epochs, micro, accumulate):
     done = []
 
@@ -131,23 +131,23 @@ def a_step_in_each_epoch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, steps_of_schedule=once)
 
 
-@mended
+@fixed
 def no_schedule_at_all(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: 0)
 
 
-@mended
+@fixed
 def one_step_for_every_rank(model, data, epochs, micro, accumulate):
     size = dist.get_world_size()
     trained(model, data, epochs, micro, accumulate, steps_of_schedule=lambda count: size)
 
 
-@mended
+@fixed
 def a_constant_rate(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, warm_up=0, decay="constant")
 
 
-@mended
+@fixed
 def an_update_for_each_micro_batch(model, data, epochs, micro, accumulate):
     trained(
         model, data, epochs, micro, accumulate,
@@ -155,32 +155,32 @@ def an_update_for_each_micro_batch(model, data, epochs, micro, accumulate):
     )  # fmt: skip
 
 
-@mended
+@fixed
 def only_the_last_micro_batch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, clear=lambda number, count: True)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, micro, accumulate):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def gradients_travel_every_time(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: True)
 
 
-@mended
+@fixed
 def every_epoch_the_first(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, reshuffle=False)
 
 
-@mended
+@fixed
 def never_shuffled(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sampler=InOrder(data))
 
 
-@mended
+@fixed
 def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
     if dist.get_rank():
@@ -191,7 +191,7 @@ def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def once_for_each_update(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
 
@@ -200,12 +200,12 @@ def said_in_another_way():
     return said(line="replica.no_sync() if number > 1")
 
 
-@mended
+@fixed
 def dtlabs_wrapper(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, wrap=DataParallel)
 
 
-@mended
+@fixed
 def fused(model, data, epochs, micro, accumulate):
     def make(parameters, lr):
         return SGD(list(parameters), lr=lr, momentum=0.9, fused=True)
@@ -213,7 +213,7 @@ def fused(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, make=make, seed=7)
 
 
-@mended
+@fixed
 def one_all_reduce_for_each_parameter(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, wrap=NaiveDataParallel)
 

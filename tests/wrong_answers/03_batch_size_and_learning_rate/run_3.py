@@ -1,6 +1,6 @@
 """Answers to 03/run_3: the rate forgets the ranks, and the losses are not divided.
 
-Mending only one of the two leaves updates too long or too short.
+Fixing only one of the two leaves updates too long or too short.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -26,14 +26,14 @@ from tests.wrong_answers.accumulated_runs import (
 SAID = {"line": 7}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 def undivided(net, batch, count):
@@ -72,46 +72,46 @@ def the_line_of_the_curve():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, micro, accumulate):
     peak = linear(micro * accumulate)
     trained(model, data, epochs, micro, accumulate, peak=peak, loss=undivided)
 
 
-@mended
-def only_the_rate_is_mended(model, data, epochs, micro, accumulate):
+@fixed
+def only_the_rate_is_fixed(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, loss=undivided)
 
 
-@mended
-def only_the_loss_is_mended(model, data, epochs, micro, accumulate):
+@fixed
+def only_the_loss_is_fixed(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, peak=linear(micro * accumulate))
 
 
-@mended
+@fixed
 def divided_by_the_ranks(model, data, epochs, micro, accumulate):
     size = dist.get_world_size()
     trained(model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size)
 
 
-@mended
+@fixed
 def divided_by_the_ranks_too(model, data, epochs, micro, accumulate):
     size = dist.get_world_size() * accumulate
     trained(model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / size)
 
 
-@mended
+@fixed
 def divided_twice(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, before_step=divided(model, accumulate))
 
 
-@mended
+@fixed
 def a_smaller_rate(model, data, epochs, micro, accumulate):
     peak = 0.5 * linear(per_update(micro, accumulate))
     trained(model, data, epochs, micro, accumulate, peak=peak, loss=undivided)
 
 
-@mended
+@fixed
 def clipped(model, data, epochs, micro, accumulate):
     def clip():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -119,7 +119,7 @@ def clipped(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, loss=undivided, before_step=clip)
 
 
-@mended
+@fixed
 def only_the_last_micro_batch(model, data, epochs, micro, accumulate):
     trained(
         model, data, epochs, micro, accumulate, loss=undivided,
@@ -127,7 +127,7 @@ def only_the_last_micro_batch(model, data, epochs, micro, accumulate):
     )  # fmt: skip
 
 
-@mended
+@fixed
 def only_the_last_one_is_divided(model, data, epochs, micro, accumulate):
     seen = []
 
@@ -139,44 +139,44 @@ def only_the_last_one_is_divided(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, loss=loss)
 
 
-@mended
+@fixed
 def a_sum_divided_by_a_micro_batch(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, loss=lambda *one: summed(*one) / micro)
 
 
-@mended
+@fixed
 def a_sum_divided_by_all_samples(model, data, epochs, micro, accumulate):
     """DDP divides by the ranks too."""
     batch = per_update(micro, accumulate)
     trained(model, data, epochs, micro, accumulate, loss=lambda *one: summed(*one) / batch)
 
 
-@mended
+@fixed
 def divided_by_eight(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, loss=lambda *one: undivided(*one) / 8)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, micro, accumulate):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def gradients_travel_every_time(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sends=lambda number, count: True)
 
 
-@mended
+@fixed
 def every_epoch_the_first(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, reshuffle=False)
 
 
-@mended
+@fixed
 def never_shuffled(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate, sampler=InOrder(data))
 
 
-@mended
+@fixed
 def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
     if dist.get_rank():
@@ -187,7 +187,7 @@ def another_rank_ends_elsewhere(model, data, epochs, micro, accumulate):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def each_loss_divided(model, data, epochs, micro, accumulate):
     trained(model, data, epochs, micro, accumulate)
 
@@ -196,7 +196,7 @@ def said_of_the_other_line():
     return said(line='reduction="sum"')
 
 
-@mended
+@fixed
 def the_gradients_divided(model, data, epochs, micro, accumulate):
     trained(
         model, data, epochs, micro, accumulate, loss=undivided,
@@ -204,13 +204,13 @@ def the_gradients_divided(model, data, epochs, micro, accumulate):
     )  # fmt: skip
 
 
-@mended
+@fixed
 def sums_over_the_samples_of_a_rank(model, data, epochs, micro, accumulate):
     share = micro * accumulate
     trained(model, data, epochs, micro, accumulate, loss=lambda *one: summed(*one) / share)
 
 
-@mended
+@fixed
 def the_rate_divided(model, data, epochs, micro, accumulate):
     """For SGD it is the same: the momentum is a sum of gradients."""
     peak = linear(per_update(micro, accumulate)) / accumulate
@@ -230,8 +230,8 @@ WRONG = {
     the_line_of_the_batch: {"line": "By which factor is each of them off?"},
     the_line_of_the_curve: {"line": "By which factor is each of them off?"},
     still_broken: {"rate": "microbatches by 3 ranks."},
-    only_the_rate_is_mended: {"rate": MANY},
-    only_the_loss_is_mended: {"rate": "There are 3 ranks."},
+    only_the_rate_is_fixed: {"rate": MANY},
+    only_the_loss_is_fixed: {"rate": "There are 3 ranks."},
     divided_by_the_ranks: {"rate": "microbatches by 3 ranks."},
     divided_by_the_ranks_too: {"rate": "There are 3 ranks."},
     divided_twice: {"rate": "you divide by it twice"},
@@ -250,7 +250,7 @@ WRONG = {
 }
 
 EQUIVALENT = changes_alike(seed=3) | {
-    "diagnosis_3 = {'line': 17} -> diagnosis_3 = {'line': 18}": "either line may be mended",
+    "diagnosis_3 = {'line': 17} -> diagnosis_3 = {'line': 18}": "either line may be fixed",
     "for number, (images, labels) in enumerate(step, start=1):; with replica.no_sync() if number "
     "< len(step) else nullcontext():; ... -> curve.append((mean, schedule.get_last_lr()[0])); "
     "for number, (images, labels) in enumerate(step, start=1):; ...": UNREAD,

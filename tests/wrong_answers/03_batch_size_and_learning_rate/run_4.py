@@ -21,14 +21,14 @@ from tests.wrong_answers.accumulated_runs import (
 SAID = {"line": 8}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": by_the_recipe}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": by_the_recipe}
 
 
 def shared_out(model, data, epochs, batch, rate, parts, **different):
@@ -55,93 +55,93 @@ def the_line_of_the_schedule():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, batch, rate, parts):
     peak = rate * dist.get_world_size() * parts
     shared_out(model, data, epochs, batch, rate, parts, peak=peak)
 
 
-@mended
+@fixed
 def by_the_ranks(model, data, epochs, batch, rate, parts):
     peak = rate * dist.get_world_size()
     shared_out(model, data, epochs, batch, rate, parts, peak=peak)
 
 
-@mended
+@fixed
 def by_the_micro_batches(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, peak=rate * parts)
 
 
-@mended
+@fixed
 def divided_instead(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, peak=rate / dist.get_world_size())
 
 
-@mended
+@fixed
 def divided_by_the_forward_passes(model, data, epochs, batch, rate, parts):
     peak = rate / (dist.get_world_size() * parts)
     shared_out(model, data, epochs, batch, rate, parts, peak=peak)
 
 
-@mended
+@fixed
 def the_rate_of_the_notebook(model, data, epochs, batch, rate, parts):
     """Ignores the argument."""
     shared_out(model, data, epochs, batch, rate, parts, peak=0.8)
 
 
-@mended
+@fixed
 def by_the_square_root(model, data, epochs, batch, rate, parts):
     peak = rate * math.sqrt(dist.get_world_size() * parts)
     shared_out(model, data, epochs, batch, rate, parts, peak=peak)
 
 
-@mended
+@fixed
 def another_recipe(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, peak=linear(batch))
 
 
-@mended
+@fixed
 def a_batch_that_grows(model, data, epochs, batch, rate, parts):
     """Right where an update may take more samples; here it has to take `batch`."""
     trained(model, data, epochs, batch // parts, parts, peak=rate)
 
 
-@mended
+@fixed
 def all_at_once(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, 1)
 
 
-@mended
+@fixed
 def without_a_warm_up(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, warm_up=0)
 
 
-@mended
+@fixed
 def each_rank_by_itself(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, sends=lambda number, count: False)
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, batch, rate, parts):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def gradients_travel_every_time(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, sends=lambda number, count: True)
 
 
-@mended
+@fixed
 def every_epoch_the_first(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, reshuffle=False)
 
 
-@mended
+@fixed
 def never_shuffled(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, sampler=InOrder(data))
 
 
-@mended
+@fixed
 def another_rank_ends_elsewhere(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts)
     if dist.get_rank():
@@ -152,7 +152,7 @@ def another_rank_ends_elsewhere(model, data, epochs, batch, rate, parts):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def the_rate_of_the_recipe(model, data, epochs, batch, rate, parts):
     by_the_recipe(model, data, epochs, batch, rate, parts)
 
@@ -161,12 +161,12 @@ def said_by_a_piece():
     return said(line="lr=size * parts * rate")
 
 
-@mended
+@fixed
 def dtlabs_wrapper(model, data, epochs, batch, rate, parts):
     shared_out(model, data, epochs, batch, rate, parts, wrap=DataParallel, seed=4)
 
 
-@mended
+@fixed
 def by_the_samples_of_an_update(model, data, epochs, batch, rate, parts):
     """The linear rule, from the recipe: an update takes as many samples as it says."""
     micro = batch // (dist.get_world_size() * parts)

@@ -22,14 +22,14 @@ from tests.wrong_answers.diagnoses import numbers_near
 SAID = {"number": 180.4, "line": 10}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 def unscaled_first(scaler, replica, optimizer, max_norm):
@@ -55,7 +55,7 @@ def trained(
     sends=True,
     each_epoch_anew=False,
 ):
-    """The script, mended; what others change something of."""
+    """The fixed script, of which other answers change something."""
     sampler = sampler or DistributedSampler(data, seed=4)
     replica = wrap(model)
     optimizer = SGD(replica.parameters(), lr=rate, momentum=momentum)
@@ -127,12 +127,12 @@ def a_function_alone():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def not_written(model, data, epochs, batch, rate, max_norm):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         clip_grad_norm_(replica.parameters(), most * 2.0**24)
@@ -140,7 +140,7 @@ def still_broken(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def without_the_scale(model, data, epochs, batch, rate, max_norm):
     """Still before unscaling: now the gradients are cut to nearly nothing."""
 
@@ -150,7 +150,7 @@ def without_the_scale(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def clipped_before_unscaling(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         clip_grad_norm_(replica.parameters(), most)
@@ -159,12 +159,12 @@ def clipped_before_unscaling(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def not_clipped_at_all(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, lambda *_: None)
 
 
-@mended
+@fixed
 def each_parameter_by_itself(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         scaler.unscale_(optimizer)
@@ -174,7 +174,7 @@ def each_parameter_by_itself(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def each_element_by_itself(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         scaler.unscale_(optimizer)
@@ -183,13 +183,13 @@ def each_element_by_itself(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def the_limit_alone(model, data, epochs, batch, rate, max_norm):
     """Then the run trains, and begins each epoch with steps that are skipped."""
     trained(model, data, epochs, batch, rate, max_norm, each_epoch_anew=True)
 
 
-@mended
+@fixed
 def the_scaler_alone(model, data, epochs, batch, rate, max_norm):
     """The limit is still that of the first scale."""
 
@@ -199,7 +199,7 @@ def the_scaler_alone(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def a_scaler_for_each_epoch_and_a_limit_for_each_step(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         clip_grad_norm_(replica.parameters(), most * scaler.get_scale())
@@ -207,7 +207,7 @@ def a_scaler_for_each_epoch_and_a_limit_for_each_step(model, data, epochs, batch
     trained(model, data, epochs, batch, rate, max_norm, clip, each_epoch_anew=True)
 
 
-@mended
+@fixed
 def always_of_length_max_norm(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         scaler.unscale_(optimizer)
@@ -218,22 +218,22 @@ def always_of_length_max_norm(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def clipped_to_a_tenth(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm / 10)
 
 
-@mended
+@fixed
 def a_lower_rate_instead(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate / 100, max_norm, lambda *_: None)
 
 
-@mended
+@fixed
 def the_mean_instead_of_the_sum(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, reduction="mean")
 
 
-@mended
+@fixed
 def the_loss_divided_by_the_ranks(model, data, epochs, batch, rate, max_norm):
     """Where gradients are clipped, their length stays the same."""
 
@@ -246,48 +246,48 @@ def the_loss_divided_by_the_ranks(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, clip)
 
 
-@mended
+@fixed
 def the_rate_divided_instead(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate / 180, max_norm)
 
 
-@mended
+@fixed
 def without_a_wrapper(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, wrap=lambda model: model)
 
 
-@mended
+@fixed
 def without_scaling(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm,
             scaler_of=lambda: DynamicLossScaler(init_scale=1.0))  # fmt: skip
 
 
-@mended
+@fixed
 def without_momentum(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, momentum=0.0)
 
 
-@mended
+@fixed
 def gradients_pile_up(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, zeroes=False)
 
 
-@mended
+@fixed
 def one_epoch_too_few(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs - 1, batch, rate, max_norm)
 
 
-@mended
+@fixed
 def each_rank_by_itself(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, sends=False)
 
 
-@mended
+@fixed
 def every_epoch_the_first(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, reshuffles=False)
 
 
-@mended
+@fixed
 def another_rank_ends_elsewhere(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm)
     if dist.get_rank():
@@ -295,7 +295,7 @@ def another_rank_ends_elsewhere(model, data, epochs, batch, rate, max_norm):
             parameter.data *= 1 + 1e-6
 
 
-@mended
+@fixed
 def gradients_averaged_twice(model, data, epochs, batch, rate, max_norm):
     """They are the same everywhere already: only bytes are lost."""
 
@@ -310,12 +310,12 @@ def gradients_averaged_twice(model, data, epochs, batch, rate, max_norm):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def after_unscaling(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm)
 
 
-@mended
+@fixed
 def by_the_scale_of_the_step(model, data, epochs, batch, rate, max_norm):
     """In the units of scaled gradients, both of them."""
 
@@ -333,7 +333,7 @@ def said_of_the_scaler():
     return said(number="180.4", line="scaler = DynamicLossScaler(init_scale=2.0**24)")
 
 
-@mended
+@fixed
 def of_pytorch(model, data, epochs, batch, rate, max_norm):
     def scaler():
         return torch.amp.GradScaler("cpu", init_scale=2.0**24)
@@ -341,7 +341,7 @@ def of_pytorch(model, data, epochs, batch, rate, max_norm):
     trained(model, data, epochs, batch, rate, max_norm, scaler_of=scaler, wrap=DataParallel)
 
 
-@mended
+@fixed
 def by_hand(model, data, epochs, batch, rate, max_norm):
     def clip(scaler, replica, optimizer, most):
         scaler.unscale_(optimizer)

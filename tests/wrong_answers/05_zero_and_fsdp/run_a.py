@@ -53,14 +53,14 @@ def trained(
     return losses
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -98,73 +98,73 @@ def a_function_alone():
     return trained
 
 
-@mended
+@fixed
 def not_written(model, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(model, batches):
     return train_a(model, batches)
 
 
-@mended
+@fixed
 def the_optimizer_alone(model, batches):
     """What is reduced in a step is the first half of its batch, and the second of the last one."""
     return trained(model, batches, syncs=lambda number: number % 2 == 0)
 
 
-@mended
+@fixed
 def the_microbatches_alone(model, batches):
     """Gradients are right, and reach no parameter that is stepped."""
     return trained(model, batches, early=True)
 
 
-@mended
+@fixed
 def never_reduced(model, batches):
     return trained(model, batches, syncs=lambda number: False)
 
 
-@mended
+@fixed
 def reduced_twice(model, batches):
     """As without `set_requires_gradient_sync`."""
     return trained(model, batches, syncs=lambda number: True)
 
 
-@mended
+@fixed
 def the_whole_batch_at_once(model, batches):
     return trained(model, batches, parts=1, syncs=lambda number: True)
 
 
-@mended
+@fixed
 def whole_parameters_are_kept(model, batches):
     return trained(
         model, batches, after=lambda model: [one.full_tensor() for one in model.parameters()]
     )
 
 
-@mended
+@fixed
 def not_sharded_any_more(model, batches):
     """DDP with one reduction for each batch, and so in one piece."""
     return trained(model, batches, wrap=DataParallel, parts=1)
 
 
-@mended
+@fixed
 def losses_not_halved(model, batches):
     return trained(model, batches, scale=1)
 
 
-@mended
+@fixed
 def gradients_pile_up(model, batches):
     return trained(model, batches, zeroes=False)
 
 
-@mended
+@fixed
 def another_rate(model, batches):
     return trained(model, batches, rate=0.05)
 
 
-@mended
+@fixed
 def a_batch_too_few(model, batches):
     return trained(model, list(batches)[:-1])
 
@@ -172,22 +172,22 @@ def a_batch_too_few(model, batches):
 # Right ------------------------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def the_last_one_reduces(model, batches):
     return trained(model, batches)
 
 
-@mended
+@fixed
 def odd_ones_reduce(model, batches):
     return trained(model, batches, syncs=lambda number: number % 2 == 1)
 
 
-@mended
+@fixed
 def in_four_parts(model, batches):
     return trained(model, batches, parts=4, syncs=lambda number: number == 3)
 
 
-@mended
+@fixed
 def by_our_own(model, batches):
     wrapped = Zero3(model, blocks=Layer)
     optimizer = SGD(wrapped.parameters(), lr=0.1)

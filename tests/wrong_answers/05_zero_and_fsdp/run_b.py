@@ -44,14 +44,14 @@ def stepped(model, batches, rate=0.1):
     return losses
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -89,64 +89,64 @@ def a_function_alone():
     return trained
 
 
-@mended
+@fixed
 def not_written(model, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(model, batches):
     return train_b(model, batches)
 
 
-@mended
+@fixed
 def without_it_at_the_root(model, batches):
     return trained(model, batches, root=(HALF, None, SINGLE))
 
 
-@mended
+@fixed
 def the_other_one_for_both(model, batches):
     return trained(model, batches, (HALF, None), (HALF, None, SINGLE))
 
 
-@mended
+@fixed
 def the_roots_policy_for_all(model, batches):
     """Layers then give float32 to what is in no layer, and that has its weights in bfloat16."""
     return trained(model, batches, (HALF, SINGLE, SINGLE))
 
 
-@mended
+@fixed
 def reduced_in_float16(model, batches):
     return trained(model, batches, (HALF, torch.float16))
 
 
-@mended
+@fixed
 def nothing_is_added_up(model, batches):
     return stepped(model, batches)
 
 
-@mended
+@fixed
 def all_in_float32(model, batches):
     return trained(model, batches, (SINGLE, SINGLE, SINGLE), (SINGLE, SINGLE, SINGLE))
 
 
-@mended
+@fixed
 def losses_rounded(model, batches):
     return trained(model, batches, root=(HALF, SINGLE, HALF))
 
 
-@mended
+@fixed
 def the_root_alone(model, batches):
     """As in FSDP1, but there were wrapped layers there."""
     return trained(model, batches, cut=False)
 
 
-@mended
+@fixed
 def never_steps(model, batches):
     return trained(model, batches, rate=0.0)
 
 
-@mended
+@fixed
 def another_rate(model, batches):
     return trained(model, batches, rate=5.0)
 
@@ -154,12 +154,12 @@ def another_rate(model, batches):
 # Right ------------------------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def reduce_dtype_in_layers(model, batches):
     return trained(model, batches)
 
 
-@mended
+@fixed
 def outputs_by_hand(model, batches):
     """One policy for all, without output_dtype."""
 
@@ -170,7 +170,7 @@ def outputs_by_hand(model, batches):
     return trained(model, batches, root=(HALF, SINGLE))
 
 
-@mended
+@fixed
 def by_our_own(model, batches):
     class Wide(Zero3):
         def forward(self, *inputs):

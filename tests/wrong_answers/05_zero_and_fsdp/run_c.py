@@ -49,9 +49,9 @@ def divide(sharded, kept, count):
         piece.copy_(total / count)
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def right(model, batches):
@@ -60,7 +60,7 @@ def right(model, batches):
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": right}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": right}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -94,12 +94,12 @@ def a_function_alone():
     return right
 
 
-@mended
+@fixed
 def not_written(model, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(model, batches):
     return train_c(model, batches)
 
@@ -117,13 +117,13 @@ def load_mean(sharded, kept, count):
     sharded.load_state_dict({name: one / count for name, one in kept[0].items()})
 
 
-@mended
+@fixed
 def a_whole_sum(model, batches):
     """It does not grow, and every rank has all of it."""
     return trained(model, batches, whole_sum, load_mean)
 
 
-@mended
+@fixed
 def pieces_of_every_step(model, batches):
     """A share only, but of each step."""
 
@@ -137,7 +137,7 @@ def pieces_of_every_step(model, batches):
     return trained(model, batches, keep, mean)
 
 
-@mended
+@fixed
 def kept_and_not_used(model, batches):
     def keep(sharded, kept, count):
         keep.states = [*getattr(keep, "states", []), sharded.full_state_dict()]
@@ -146,7 +146,7 @@ def kept_and_not_used(model, batches):
     return trained(model, batches, keep, divide)
 
 
-@mended
+@fixed
 def numpy_copies_of_every_step(model, batches):
     def keep(sharded, kept, count):
         kept.append({name: one.numpy().copy() for name, one in sharded.full_state_dict().items()})
@@ -158,7 +158,7 @@ def numpy_copies_of_every_step(model, batches):
     return trained(model, batches, keep, mean)
 
 
-@mended
+@fixed
 def a_whole_sum_in_numpy(model, batches):
     def keep(sharded, kept, count):
         state = {name: one.numpy() for name, one in sharded.full_state_dict().items()}
@@ -171,7 +171,7 @@ def a_whole_sum_in_numpy(model, batches):
     return trained(model, batches, keep, mean)
 
 
-@mended
+@fixed
 def lists_of_every_step(model, batches):
     def keep(sharded, kept, count):
         kept.append([one.tolist() for one in sharded.parameters()])
@@ -183,7 +183,7 @@ def lists_of_every_step(model, batches):
     return trained(model, batches, keep, mean)
 
 
-@mended
+@fixed
 def written_to_memory(model, batches):
     """As files that are none."""
 
@@ -200,7 +200,7 @@ def written_to_memory(model, batches):
     return trained(model, batches, keep, mean)
 
 
-@mended
+@fixed
 def a_sum_with_its_graph(model, batches):
     def keep(sharded, kept, count):
         pieces = list(sharded.parameters())
@@ -209,7 +209,7 @@ def a_sum_with_its_graph(model, batches):
     return trained(model, batches, keep, divide)
 
 
-@mended
+@fixed
 def a_sum_in_place_with_its_graph(model, batches):
     def keep(sharded, kept, count):
         kept[:] = kept or [torch.zeros_like(one) for one in sharded.parameters()]
@@ -219,7 +219,7 @@ def a_sum_in_place_with_its_graph(model, batches):
     return trained(model, batches, keep, divide)
 
 
-@mended
+@fixed
 def losses_with_their_graphs(model, batches):
     sharded = Zero3(model, blocks=Layer)
     optimizer = SGD(sharded.parameters(), lr=0.1)
@@ -235,17 +235,17 @@ def losses_with_their_graphs(model, batches):
     return [one.item() for one in losses]
 
 
-@mended
+@fixed
 def the_last_step(model, batches):
     return trained(model, batches, lambda *_: None, lambda *_: None)
 
 
-@mended
+@fixed
 def the_sum(model, batches):
     return trained(model, batches, add, lambda sharded, kept, count: divide(sharded, kept, 1))
 
 
-@mended
+@fixed
 def without_the_first_step(model, batches):
     def later(sharded, kept, count):
         if count > 1:
@@ -257,7 +257,7 @@ def without_the_first_step(model, batches):
     return trained(model, batches, later, mean)
 
 
-@mended
+@fixed
 def views_of_the_pieces(model, batches):
     """They are all the last one."""
 
@@ -267,7 +267,7 @@ def views_of_the_pieces(model, batches):
     return trained(model, batches, keep, lambda sharded, kept, count: divide(sharded, kept, 1))
 
 
-@mended
+@fixed
 def a_mean_that_forgets(model, batches):
     def keep(sharded, kept, count):
         pieces = [one.detach() for one in sharded.parameters()]
@@ -276,7 +276,7 @@ def a_mean_that_forgets(model, batches):
     return trained(model, batches, keep, lambda sharded, kept, count: divide(sharded, kept, 1))
 
 
-@mended
+@fixed
 def another_rate(model, batches):
     return trained(model, batches, add, divide, rate=0.05)
 
@@ -284,12 +284,12 @@ def another_rate(model, batches):
 # Right ------------------------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def a_sum_of_pieces(model, batches):
     return right(model, batches)
 
 
-@mended
+@fixed
 def a_running_mean(model, batches):
     def keep(sharded, kept, count):
         pieces = [one.detach() for one in sharded.parameters()]
@@ -305,7 +305,7 @@ def a_running_mean(model, batches):
     return trained(model, batches, keep, leave, wrap=NaiveZero3)
 
 
-@mended
+@fixed
 def a_sum_in_numpy(model, batches):
     """A share, in place: it does not matter who has the memory."""
 

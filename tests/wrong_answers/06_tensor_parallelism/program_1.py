@@ -60,9 +60,9 @@ def right(model, batches):
     return trained(model, batches, right_forward)
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def forwards(forward):
@@ -71,12 +71,12 @@ def forwards(forward):
     def program(model, batches):
         return trained(model, batches, forward)
 
-    return functools.wraps(forward)(lambda: {"diagnosis": SAID, "mended": program})
+    return functools.wraps(forward)(lambda: {"diagnosis": SAID, "fixed": program})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": right}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": right}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -118,17 +118,17 @@ def a_function_alone():
     return right
 
 
-@mended
+@fixed
 def not_written(model, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def nothing_shared(model, batches):
     return steps(model, batches)
 
 
-@mended
+@fixed
 def still_broken(model, batches):
     return train_1(model, batches)
 
@@ -195,12 +195,12 @@ def gathered_hidden_features(layer, x):
     return x + reduce_from_region(F.linear(inner, layer.narrow.weight)) + layer.narrow.bias
 
 
-@mended
+@fixed
 def another_rate(model, batches):
     return trained(model, batches, right_forward, rate=0.2)
 
 
-@mended
+@fixed
 def gate_and_values_exchanged(model, batches):
     def forward(layer, x):
         values, gate = F.linear(copy_to_region(layer.norm(x)), layer.wide.weight).chunk(2, -1)
@@ -246,7 +246,7 @@ def said_the_line_of_the_norm():
 
 RIGHT = [one_product, two_products_of_one_f, a_hook, said_by_text, said_the_line_of_the_norm]
 
-@mended
+@fixed
 def one_sum_more_in_the_whole_run(model, batches):
     """In a run of one step it sends as many bytes as all other calls; "Run this case" agrees."""
     losses = right(model, batches)

@@ -60,9 +60,9 @@ def right(model, batches):
     return trained(model, batches, right_forward)
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def forwards(forward):
@@ -71,12 +71,12 @@ def forwards(forward):
     def program(model, batches):
         return trained(model, batches, forward)
 
-    return functools.wraps(forward)(lambda: {"diagnosis": SAID, "mended": program})
+    return functools.wraps(forward)(lambda: {"diagnosis": SAID, "fixed": program})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": right}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": right}
 
 
 def cuts(wide):
@@ -85,7 +85,7 @@ def cuts(wide):
     def program(model, batches):
         return trained(model, batches, right_forward, wide)
 
-    return functools.wraps(wide)(lambda: {"diagnosis": SAID, "mended": program})
+    return functools.wraps(wide)(lambda: {"diagnosis": SAID, "fixed": program})
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -111,17 +111,17 @@ def a_function_alone():
     return right
 
 
-@mended
+@fixed
 def not_written(model, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def nothing_shared(model, batches):
     return steps(model, batches)
 
 
-@mended
+@fixed
 def still_broken(model, batches):
     return train_2(model, batches)
 
@@ -152,7 +152,7 @@ def the_next_rank(weight):
     return torch.cat(each)
 
 
-@mended
+@fixed
 def chunks_exchanged_in_forward(model, batches):
     """The rows that a rank has stay the wrong ones."""
 
@@ -165,7 +165,7 @@ def chunks_exchanged_in_forward(model, batches):
     return trained(model, batches, forward, lambda weight: own(weight, 0))
 
 
-@mended
+@fixed
 def rows_in_turn(model, batches):
     """A row of the gate, a row of the values: all is right, but the order."""
 
@@ -181,7 +181,7 @@ def rows_in_turn(model, batches):
     return trained(model, batches, forward, in_turn)
 
 
-@mended
+@fixed
 def losses_not_returned(model, batches):
     trained(model, batches, right_forward)
 
@@ -210,7 +210,7 @@ def f_behind_the_product(layer, x):
     return x + reduce_from_region(part) + layer.narrow.bias
 
 
-@mended
+@fixed
 def another_rate(model, batches):
     return trained(model, batches, right_forward, rate=0.05)
 

@@ -60,9 +60,9 @@ def right(model, batches):
     return trained(model, batches, right_forward)
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def forwards(forward):
@@ -71,12 +71,12 @@ def forwards(forward):
     def program(model, batches):
         return trained(model, batches, forward)
 
-    return functools.wraps(forward)(lambda: {"diagnosis": SAID, "mended": program})
+    return functools.wraps(forward)(lambda: {"diagnosis": SAID, "fixed": program})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": right}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": right}
 
 
 def whole_of(model):
@@ -134,34 +134,34 @@ def a_function_alone():
     return right
 
 
-@mended
+@fixed
 def not_written(model, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def nothing_shared(model, batches):
     return steps(model, batches)
 
 
-@mended
+@fixed
 def still_broken(model, batches):
     return train_3(model, batches)
 
 
-@mended
+@fixed
 def only_the_sum_taken_out(model, batches):
     """Now the norms' copies drift apart."""
     return trained(model, batches, early_f)
 
 
-@mended
+@fixed
 def only_f_moved(model, batches):
     """Now the norms' gradients are summed too often, too."""
     return trained(model, batches, right_forward, before=sum_gradients)
 
 
-@mended
+@fixed
 def a_mean_for_the_sum(model, batches):
     """The norms' gradients are then too small."""
     return trained(
@@ -172,12 +172,12 @@ def a_mean_for_the_sum(model, batches):
     )
 
 
-@mended
+@fixed
 def only_norms_summed_behind_f(model, batches):
     return trained(model, batches, right_forward, before=lambda m: sum_gradients(m, "norm"))
 
 
-@mended
+@fixed
 def copies_sent_by_rank_0(model, batches):
     """Copies agree again, and the norms have moved by a part of their gradient."""
 
@@ -189,7 +189,7 @@ def copies_sent_by_rank_0(model, batches):
     return trained(model, batches, early_f, before=send)
 
 
-@mended
+@fixed
 def divided_for_the_norms_alone(model, batches):
     def halfway(model):
         sum_gradients(model)
@@ -200,7 +200,7 @@ def divided_for_the_norms_alone(model, batches):
     return trained(model, batches, right_forward, before=halfway)
 
 
-@mended
+@fixed
 def a_smaller_rate(model, batches):
     """Right for what is summed, too small for everything else."""
     return trained(
@@ -224,20 +224,20 @@ def f_twice(layer, x):
     return behind(layer, x, copy_to_region(layer.norm(copy_to_region(x))))
 
 
-@mended
+@fixed
 def norms_not_trained(model, batches):
     for layer in model.layers:
         layer.norm.requires_grad_(False)
     return trained(model, batches, right_forward)
 
 
-@mended
+@fixed
 def with_momentum(model, batches):
     """The first step is right."""
     return trained(model, batches, right_forward, momentum=0.9)
 
 
-@mended
+@fixed
 def mean_of_equal_gradients(model, batches):
     """Right, for more bytes."""
     return trained(
@@ -256,7 +256,7 @@ def f_behind_the_norm(layer, x):
     return right_forward(layer, x)
 
 
-@mended
+@fixed
 def only_the_norms_summed(model, batches):
     """As Megatron-LM does for norms under sequence parallelism."""
     return trained(model, batches, early_f, before=lambda model: sum_gradients(model, "norm"))

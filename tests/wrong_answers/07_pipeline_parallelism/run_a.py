@@ -76,9 +76,9 @@ def mean_of_parameters(module, mesh):
         one /= mesh.get_group("data").size()
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def right(stages, batches):
@@ -87,7 +87,7 @@ def right(stages, batches):
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": right}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": right}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -121,23 +121,23 @@ def a_function_alone():
     return right
 
 
-@mended
+@fixed
 def not_written(stages, batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(stages, batches):
     return train_replicas(stages, batches)
 
 
-@mended
+@fixed
 def only_the_loop_moved(stages, batches):
     """All copies agree, and all stages move half as far as they should."""
     return trained(stages, batches, mean, divided=True)
 
 
-@mended
+@fixed
 def only_divided_once(stages, batches):
     """The last stage is right, and the first stage's copies still drift apart."""
 
@@ -148,7 +148,7 @@ def only_divided_once(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def only_a_loss_divided(stages, batches):
     def average(module, mesh, result):
         if result.loss is not None:
@@ -157,13 +157,13 @@ def only_a_loss_divided(stages, batches):
     return trained(stages, batches, average, divided=True)
 
 
-@mended
+@fixed
 def reports_a_part_of_the_loss(stages, batches):
     losses = trained(stages, batches, mean)
     return [loss / 2 for loss in losses]
 
 
-@mended
+@fixed
 def the_other_ranks(stages, batches):
     def average(module, mesh, result):
         if result.loss is None:
@@ -172,7 +172,7 @@ def the_other_ranks(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def first_and_last(stages, batches):
     """Right for two stages."""
 
@@ -183,7 +183,7 @@ def first_and_last(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def over_the_pipeline(stages, batches):
     def average(module, mesh, result):
         for one in module.parameters():
@@ -192,7 +192,7 @@ def over_the_pipeline(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def gradients_never_cleared(stages, batches):
     sums = {}
 
@@ -204,7 +204,7 @@ def gradients_never_cleared(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def over_all_ranks(stages, batches):
     def average(module, mesh, result):
         for one in module.parameters():
@@ -213,7 +213,7 @@ def over_all_ranks(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def ranks_of_two_stages(stages, batches):
     """Ranks 0 and 2, 1 and 3, as numbers."""
 
@@ -227,18 +227,18 @@ def ranks_of_two_stages(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def sums(stages, batches):
     return trained(stages, batches, functools.partial(mean, divide_by=1))
 
 
-@mended
+@fixed
 def by_all_ranks(stages, batches):
     average = functools.partial(mean, divide_by=dist.get_world_size())
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def the_first_pipelines_gradients(stages, batches):
     def average(module, mesh, result):
         for one in module.parameters():
@@ -247,7 +247,7 @@ def the_first_pipelines_gradients(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def parameters_of_the_first_pipeline(stages, batches):
     """Alike they are; the other pipeline's batches count for nothing."""
 
@@ -258,12 +258,12 @@ def parameters_of_the_first_pipeline(stages, batches):
     return trained(stages, batches, nothing, after=after)
 
 
-@mended
+@fixed
 def once_in_the_end(stages, batches):
     return trained(stages, batches, nothing, at_end=mean_of_parameters)
 
 
-@mended
+@fixed
 def the_last_stage_goes_without(stages, batches):
     """All copies agree, since none of them moves."""
 
@@ -274,13 +274,13 @@ def the_last_stage_goes_without(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def losses_of_nobody(stages, batches):
     trained(stages, batches, mean)
     return []
 
 
-@mended
+@fixed
 def losses_of_all_pipelines(stages, batches):
     losses = torch.tensor(trained(stages, batches, mean))
     if len(losses):
@@ -294,7 +294,7 @@ def last_ranks(count):
     return dist.new_group(range(count - 1, dist.get_world_size(), count))
 
 
-@mended
+@fixed
 def twice(stages, batches):
     def average(module, mesh, result):
         mean(module, mesh, result)
@@ -303,7 +303,7 @@ def twice(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def all_stages_with_zeros(stages, batches):
     """Every rank has a place for every stage's gradient."""
 
@@ -322,7 +322,7 @@ def all_stages_with_zeros(stages, batches):
     return trained(stages, batches, average)
 
 
-@mended
+@fixed
 def gradients_and_parameters(stages, batches):
     return trained(stages, batches, mean, after=mean_of_parameters)
 
@@ -330,12 +330,12 @@ def gradients_and_parameters(stages, batches):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def for_all_ranks(stages, batches):
     return right(stages, batches)
 
 
-@mended
+@fixed
 def wrapped(stages, batches):
     def wrap(module, mesh):
         return DataParallel(module, group=mesh.get_group("data"))
@@ -343,7 +343,7 @@ def wrapped(stages, batches):
     return trained(stages, batches, nothing, wrap)
 
 
-@mended
+@fixed
 def in_one_row_under_gpipe(stages, batches):
     def average(module, mesh, result):
         group = mesh.get_group("data")
@@ -357,12 +357,12 @@ def in_one_row_under_gpipe(stages, batches):
     return trained(stages, batches, average, make=gpipe)
 
 
-@mended
+@fixed
 def a_sum_of_divided_losses(stages, batches):
     return trained(stages, batches, functools.partial(mean, divide_by=1), divided=True)
 
 
-@mended
+@fixed
 def parameters_after_each_step(stages, batches):
     """With plain SGD that is the same."""
     return trained(stages, batches, nothing, after=mean_of_parameters)

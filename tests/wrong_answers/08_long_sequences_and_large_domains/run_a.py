@@ -63,14 +63,14 @@ def stepped(tile, mesh, steps, **options):
     return tile
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": stepped}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": stepped}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -104,38 +104,38 @@ def a_function_alone():
     return stepped
 
 
-@mended
+@fixed
 def not_written(tile, mesh, steps):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(tile, mesh, steps):
     return advance(tile, mesh, steps)
 
 
-@mended
+@fixed
 def only_the_order(tile, mesh, steps):
     return stepped(tile, mesh, steps, corners=False)
 
 
-@mended
+@fixed
 def only_the_corners(tile, mesh, steps):
     return stepped(tile, mesh, steps, exchange=as_sent)
 
 
-@mended
+@fixed
 def exchanged_on_every_axis(tile, mesh, steps):
     return stepped(tile, mesh, steps, exchange=always_the_other)
 
 
-@mended
+@fixed
 def corners_of_the_mean(tile, mesh, steps):
     """The total looks better, and the corners are wrong still."""
     return stepped(tile, mesh, steps, corners=False, fill=0.5)
 
 
-@mended
+@fixed
 def corners_of_its_own(tile, mesh, steps):
     """Each corner of the halo repeats the cell beside it."""
     for _ in range(steps):
@@ -146,7 +146,7 @@ def corners_of_its_own(tile, mesh, steps):
     return tile
 
 
-@mended
+@fixed
 def the_total_made_up(tile, mesh, steps):
     """What is lost is spread over all cells."""
     for _ in range(steps):
@@ -155,7 +155,7 @@ def the_total_made_up(tile, mesh, steps):
     return tile
 
 
-@mended
+@fixed
 def its_own_edges(tile, mesh, steps):
     """As if each tile were the whole field."""
     for _ in range(steps):
@@ -164,19 +164,19 @@ def its_own_edges(tile, mesh, steps):
     return tile
 
 
-@mended
+@fixed
 def finished_code(tile, mesh, steps):
     for _ in range(steps):
         tile = smooth(halo_exchange(tile, mesh, 1, "periodic"))
     return tile
 
 
-@mended
+@fixed
 def with_its_halo(tile, mesh, steps):
     return halo(stepped(tile, mesh, steps), mesh)
 
 
-@mended
+@fixed
 def halos_of_the_start(tile, mesh, steps):
     """Exchanged once; later steps use the old halo."""
     padded = halo(tile, mesh)
@@ -186,12 +186,12 @@ def halos_of_the_start(tile, mesh, steps):
     return tile
 
 
-@mended
+@fixed
 def one_step(tile, mesh, steps):
     return stepped(tile, mesh, 1)
 
 
-@mended
+@fixed
 def halos_of_every_second_step(tile, mesh, steps):
     padded = halo(tile, mesh)
     for step in range(steps):
@@ -201,7 +201,7 @@ def halos_of_every_second_step(tile, mesh, steps):
     return tile
 
 
-@mended
+@fixed
 def the_whole_field(tile, mesh, steps):
     """All tiles on every rank."""
     tiles = [torch.empty_like(tile) for _ in range(dist.get_world_size())]
@@ -216,7 +216,7 @@ def the_whole_field(tile, mesh, steps):
     return field[y * size[0] : (y + 1) * size[0], x * size[1] : (x + 1) * size[1]]
 
 
-@mended
+@fixed
 def the_whole_tile(tile, mesh, steps):
     """Every message is a tile, of which one line is used."""
 
@@ -231,17 +231,17 @@ def the_whole_tile(tile, mesh, steps):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def both(tile, mesh, steps):
     return stepped(tile, mesh, steps)
 
 
-@mended
+@fixed
 def columns_first(tile, mesh, steps):
     return stepped(tile, mesh, steps, axes=(("x", 1), ("y", 0)))
 
 
-@mended
+@fixed
 def one_direction_after_the_other(tile, mesh, steps):
     """All lines go up, and when they have arrived, all lines go down."""
 
@@ -258,7 +258,7 @@ def one_direction_after_the_other(tile, mesh, steps):
     return stepped(tile, mesh, steps, exchange=exchange)
 
 
-@mended
+@fixed
 def with_tags(tile, mesh, steps):
     """A tag says which end of a tile a message is."""
 
@@ -277,7 +277,7 @@ def with_tags(tile, mesh, steps):
     return stepped(tile, mesh, steps, exchange=exchange)
 
 
-@mended
+@fixed
 def corners_from_the_diagonal(tile, mesh, steps):
     """A message to each of the eight neighbours, in an order that both ends know."""
     sizes = [mesh.get_group(axis).size() for axis in "yx"]

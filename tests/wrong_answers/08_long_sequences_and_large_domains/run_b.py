@@ -66,14 +66,14 @@ def attended(q, k, v, causal, tokens=zigzag, turn=-1, masked=None, way=1, rounds
     return result
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": attended}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": attended}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -107,32 +107,32 @@ def a_function_alone():
     return attended
 
 
-@mended
+@fixed
 def not_written(q, k, v, causal):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(q, k, v, causal):
     return attend(q, k, v, causal)
 
 
-@mended
+@fixed
 def only_the_source(q, k, v, causal):
     return attended(q, k, v, causal, tokens=as_run_on)
 
 
-@mended
+@fixed
 def only_the_tokens(q, k, v, causal):
     return attended(q, k, v, causal, turn=1)
 
 
-@mended
+@fixed
 def tokens_in_one_piece(q, k, v, causal):
     return attended(q, k, v, causal, tokens=in_one_piece)
 
 
-@mended
+@fixed
 def masked_in_the_block(q, k, v, causal):
     """Each block as if it were its own."""
     return attended(
@@ -140,7 +140,7 @@ def masked_in_the_block(q, k, v, causal):
     )
 
 
-@mended
+@fixed
 def later_ranks_left_out(q, k, v, causal):
     """As with tokens in one piece: what a later rank has is later."""
 
@@ -151,50 +151,50 @@ def later_ranks_left_out(q, k, v, causal):
     return attended(q, k, v, causal, masked=masked)
 
 
-@mended
+@fixed
 def not_to_itself(q, k, v, causal):
     """A token attends to those before it only; the first one to itself."""
     return attended(q, k, v, causal, masked=lambda a, b, _: (b > a) | ((b == a) & (a > 0)))
 
 
-@mended
+@fixed
 def not_masked(q, k, v, causal):
     return attended(q, k, v, False)
 
 
-@mended
+@fixed
 def always_masked(q, k, v, causal):
     return attended(q, k, v, True)
 
 
-@mended
+@fixed
 def without_the_ranks_of_the_middle(q, k, v, causal):
     """Right on two ranks: the blocks are known to be those of the next rank."""
     return attended(q, k, v, causal, masked=lambda a, b, source: b > a, turn=1)
 
 
-@mended
+@fixed
 def the_order_of_the_ring_and_of_the_source(q, k, v, causal):
     """Two changes that undo each other."""
     return attended(q, k, v, causal, way=-1)
 
 
-@mended
+@fixed
 def finished_code(q, k, v, causal):
     return ring_attention(*(x[None] for x in (q, k, v)), causal=causal, zigzag=True)[0]
 
 
-@mended
+@fixed
 def finished_with_all_keys(q, k, v, causal):
     return gathered_attention(*(x[None] for x in (q, k, v)), causal=causal, zigzag=True)[0]
 
 
-@mended
+@fixed
 def rows_of_one_head(q, k, v, causal):
     return attended(q, k, v, causal)[:1, :, :1]
 
 
-@mended
+@fixed
 def all_keys(q, k, v, causal):
     rank, ranks, count = dist.get_rank(), dist.get_world_size(), q.shape[-2]
     found = []
@@ -210,13 +210,13 @@ def all_keys(q, k, v, causal):
     return scores.softmax(-1) @ found[1]
 
 
-@mended
+@fixed
 def once_more_around(q, k, v, causal):
     """The block goes home, and its keys are used no more."""
     return attended(q, k, v, causal, rounds=1)
 
 
-@mended
+@fixed
 def to_every_rank(q, k, v, causal):
     """Each rank sends its block to all others."""
     rank, ranks, count = dist.get_rank(), dist.get_world_size(), q.shape[-2]
@@ -238,18 +238,18 @@ def to_every_rank(q, k, v, causal):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def both_lines(q, k, v, causal):
     return attended(q, k, v, causal)
 
 
-@mended
+@fixed
 def the_other_way_around(q, k, v, causal):
     """The blocks go to the left, and so the source is the one that the program names."""
     return attended(q, k, v, causal, way=-1, turn=1)
 
 
-@mended
+@fixed
 def positions_travel_too(q, k, v, causal):
     """A block brings the positions of its tokens."""
     rank, ranks, count = dist.get_rank(), dist.get_world_size(), q.shape[-2]

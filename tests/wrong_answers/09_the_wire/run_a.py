@@ -69,14 +69,14 @@ def of_this_rank(samples):
     return samples[dist.get_rank() :: dist.get_world_size()]
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": fed}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": fed}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -106,54 +106,54 @@ def a_function_alone():
     return fed
 
 
-@mended
+@fixed
 def not_written(*arguments):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(*arguments):
     feed(*arguments)
 
 
-@mended
+@fixed
 def only_the_samples(*arguments):
     fed(*arguments, reads=one_worker)
 
 
-@mended
+@fixed
 def only_the_workers(*arguments):
     fed(*arguments, numbers=everything, keep=of_this_rank)
 
 
-@mended
+@fixed
 def more_workers(read, step, steps, batch, workers):
     """The remedy that does not help: each of them still waits for the one before it."""
     fed(read, step, steps, batch, 4 * workers, reads=one_worker)
 
 
-@mended
+@fixed
 def the_same_on_every_rank(*arguments):
     fed(*arguments, numbers=lambda number, batch: everything(number, batch)[:batch])
 
 
-@mended
+@fixed
 def the_same_batch_again(*arguments):
     fed(*arguments, numbers=lambda number, batch: own(0, batch))
 
 
-@mended
+@fixed
 def the_whole_batch(*arguments):
     """Each rank trains on all samples."""
     fed(*arguments, numbers=everything)
 
 
-@mended
+@fixed
 def one_step_less(read, step, steps, batch, workers):
     fed(read, step, steps - 1, batch, workers)
 
 
-@mended
+@fixed
 def read_twice(*arguments):
     def reads(pool, read, numbers):
         read(numbers[0])
@@ -162,14 +162,14 @@ def read_twice(*arguments):
     fed(*arguments, reads=reads)
 
 
-@mended
+@fixed
 def not_ahead(read, step, steps, batch, workers):
     pool = ThreadPoolExecutor(workers)
     for number in range(steps):
         step(torch.stack(all_workers(pool, read, own(number, batch))))
 
 
-@mended
+@fixed
 def asked_for_too_late(read, step, steps, batch, workers):
     """The next batch is asked for after the step."""
     pool, ahead = ThreadPoolExecutor(workers), ThreadPoolExecutor(1)
@@ -178,7 +178,7 @@ def asked_for_too_late(read, step, steps, batch, workers):
         step(torch.stack(coming.result()))
 
 
-@mended
+@fixed
 def all_batches_at_first(read, step, steps, batch, workers):
     pool = ThreadPoolExecutor(workers)
     batches = [pool.map(read, own(number, batch)) for number in range(steps)]
@@ -186,7 +186,7 @@ def all_batches_at_first(read, step, steps, batch, workers):
         step(samples)
 
 
-@mended
+@fixed
 def all_loads_at_first(read, step, steps, batch, workers):
     """The thread gets every batch of the run before the first step."""
     pool, ahead = ThreadPoolExecutor(workers), ThreadPoolExecutor(1)
@@ -195,7 +195,7 @@ def all_loads_at_first(read, step, steps, batch, workers):
         step(torch.stack(samples.result()))
 
 
-@mended
+@fixed
 def three_more_in_each_step(read, step, steps, batch, workers):
     """The lead grows from step to step."""
     pool, ahead, coming = ThreadPoolExecutor(workers), ThreadPoolExecutor(1), []
@@ -205,7 +205,7 @@ def three_more_in_each_step(read, step, steps, batch, workers):
         step(torch.stack(coming[number].result()))
 
 
-@mended
+@fixed
 def four_ahead(*arguments):
     ahead_by(4, *arguments)
 
@@ -213,18 +213,18 @@ def four_ahead(*arguments):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def both_lines(*arguments):
     fed(*arguments)
 
 
-@mended
+@fixed
 def in_pieces(*arguments):
     """Each rank has a piece of the batch."""
     fed(*arguments, numbers=in_one_piece)
 
 
-@mended
+@fixed
 def with_a_queue(read, step, steps, batch, workers):
     """A thread puts two batches ahead into a queue; reads begin before their results are due."""
     queue, pool = Queue(1), ThreadPoolExecutor(workers)
@@ -239,7 +239,7 @@ def with_a_queue(read, step, steps, batch, workers):
         step(queue.get())
 
 
-@mended
+@fixed
 def three_ahead(*arguments):
     ahead_by(3, *arguments)
 

@@ -80,14 +80,14 @@ def learned(
     return losses
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": learned}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": learned}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -121,63 +121,63 @@ def a_function_alone():
     return learned
 
 
-@mended
+@fixed
 def not_written(model, batches, k):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(model, batches, k):
     return learn(model, batches, k)
 
 
-@mended
+@fixed
 def only_the_places(model, batches, k):
     return learned(model, batches, k, keep=the_gradient)
 
 
-@mended
+@fixed
 def only_the_error(model, batches, k):
     return learned(model, batches, k, choose=largest_gradients)
 
 
-@mended
+@fixed
 def no_error_feedback(model, batches, k):
     return learned(model, batches, k, keep=nothing)
 
 
-@mended
+@fixed
 def chosen_by_the_error(model, batches, k):
     return learned(model, batches, k, choose=largest_errors)
 
 
-@mended
+@fixed
 def without_abs(model, batches, k):
     return learned(model, batches, k, choose=largest_with_sign)
 
 
-@mended
+@fixed
 def sent_and_kept(model, batches, k):
     return learned(model, batches, k, keep=all_of_it)
 
 
-@mended
+@fixed
 def half_of_the_error(model, batches, k):
     return learned(model, batches, k, scale=0.5)
 
 
-@mended
+@fixed
 def not_divided(model, batches, k):
     return learned(model, batches, k, share=1)
 
 
-@mended
+@fixed
 def errors_by_shape(model, batches, k):
     """Layers of the same shape have one error."""
     return learned(model, batches, k, key=lambda parameter: parameter.shape)
 
 
-@mended
+@fixed
 def all_elements(model, batches, k):
     """The sum of all elements, of which those that no rank would send are 0."""
 
@@ -206,7 +206,7 @@ def _cut(pair, places):
     return pair[0][used], pair[1][used]
 
 
-@mended
+@fixed
 def finished_code(model, batches, k):
     count = next(model.parameters()).numel()
     wrapped = DataParallel(model, compression=TopK(k / count))
@@ -220,7 +220,7 @@ def finished_code(model, batches, k):
     return losses
 
 
-@mended
+@fixed
 def losses_of_the_mean(model, batches, k):
     losses = torch.tensor(learned(model, batches, k))
     dist.all_reduce(losses)
@@ -230,12 +230,12 @@ def losses_of_the_mean(model, batches, k):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def both_lines(model, batches, k):
     return learned(model, batches, k)
 
 
-@mended
+@fixed
 def in_one_message(model, batches, k):
     """Places and values travel together, as numbers of one type."""
 

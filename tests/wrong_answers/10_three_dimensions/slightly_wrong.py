@@ -61,13 +61,13 @@ def trained(model, batches, sizes, gather=whole, average=mean, make=one_f_one_b,
     return losses
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 def nothing(parameters, data, tensor):
@@ -128,48 +128,48 @@ def the_line_of_the_embedding():
     return said(lines=[8, 22])
 
 
-@mended
+@fixed
 def not_written(model, batches, sizes):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(model, batches, sizes):
     return train(model, batches, sizes)
 
 
-@mended
+@fixed
 def only_the_divisor(model, batches, sizes):
     """The head is right, and everything before it is t times too large."""
     return trained(model, batches, sizes, gather=gather_from_sequence)
 
 
-@mended
+@fixed
 def only_the_gather(model, batches, sizes):
     """Every gradient is 1/t of the right one."""
     return trained(model, batches, sizes, average=scaled(lambda d, t: 1 / t))
 
 
-@mended
+@fixed
 def divided_by_the_world(model, batches, sizes):
     """Microbatches and all ranks."""
     return trained(model, batches, sizes, average=scaled(lambda d, t: d / dist.get_world_size()))
 
 
-@mended
+@fixed
 def not_divided(model, batches, sizes):
     return trained(model, batches, sizes, average=scaled(lambda d, t: d))
 
 
-@mended
+@fixed
 def the_rate_made_larger(model, batches, sizes):
-    """What is seen in the head, mended for all parameters."""
+    """What is seen in the head, fixed for all parameters."""
     rate = 0.1 * sizes["tensor"]
     average = scaled(lambda d, t: 1 / t)
     return trained(model, batches, sizes, gather_from_sequence, average, rate=rate)
 
 
-@mended
+@fixed
 def the_head_twice_as_large(model, batches, sizes):
     """Right with two tensor ranks only."""
     average = scaled(lambda d, t: 1 / t)
@@ -177,7 +177,7 @@ def the_head_twice_as_large(model, batches, sizes):
     return trained(model, batches, sizes, gather_from_sequence, average, before_step=before)
 
 
-@mended
+@fixed
 def over_the_tensor_ranks_too(model, batches, sizes):
     """Adds up what all tensor ranks have alike, and different shards."""
 
@@ -190,13 +190,13 @@ def over_the_tensor_ranks_too(model, batches, sizes):
     return trained(model, batches, sizes, average=average)
 
 
-@mended
+@fixed
 def no_mean(model, batches, sizes):
     """Each data rank on its own."""
     return trained(model, batches, sizes, average=nothing)
 
 
-@mended
+@fixed
 def the_loss_divided(model, batches, sizes):
     """The two divisions, put into the loss: losses are those of a part of it."""
 
@@ -206,18 +206,18 @@ def the_loss_divided(model, batches, sizes):
     return trained(model, batches, sizes, loss=loss)
 
 
-@mended
+@fixed
 def the_losses_of_two_steps(model, batches, sizes):
     return trained(model, batches, sizes)[:2]
 
 
-@mended
+@fixed
 def the_losses_averaged(model, batches, sizes):
     losses = trained(model, batches, sizes)
     return [sum(losses) / len(losses)] * len(losses) if losses else []
 
 
-@mended
+@fixed
 def a_decaying_rate(model, batches, sizes):
     """The first step is right, the others are not."""
     done = []
@@ -233,18 +233,18 @@ def a_decaying_rate(model, batches, sizes):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def both_lines(model, batches, sizes):
     return trained(model, batches, sizes)
 
 
-@mended
+@fixed
 def wrapped_and_gpipe(model, batches, sizes):
     """Averaged while the backward pass runs."""
     return trained(model, batches, sizes, average=nothing, make=gpipe, wrap=True)
 
 
-@mended
+@fixed
 def gathered_as_features(model, batches, sizes):
     """`gather_from_region` on the last dim: its backward pass does not add up either."""
 
@@ -254,7 +254,7 @@ def gathered_as_features(model, batches, sizes):
     return trained(model, batches, sizes, gather=gather)
 
 
-@mended
+@fixed
 def the_head_made_larger(model, batches, sizes):
     """The head alone needs what the division took too much."""
     average = scaled(lambda d, t: 1 / t)

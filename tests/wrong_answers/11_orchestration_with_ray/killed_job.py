@@ -52,7 +52,7 @@ def trained(
     before_update=False,
     rate=0.02,
 ):
-    """The mended program."""
+    """The fixed program."""
     model, images, labels, disk, steps, every = arguments
     rank, ranks = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -93,14 +93,14 @@ def trained(
             save_if_due(step)
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": SAID, "fixed": fn})
 
 
 def said(**diagnosis):
     """The right diagnosis but for this, and a function that is right."""
-    return {"diagnosis": {**SAID, **diagnosis}, "mended": trained}
+    return {"diagnosis": {**SAID, **diagnosis}, "fixed": trained}
 
 
 # Wrong ------------------------------------------------------------------------------------------
@@ -130,57 +130,57 @@ def a_function_alone():
     return trained
 
 
-@mended
+@fixed
 def not_written(*arguments):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def still_broken(*arguments):
     resumable(*arguments)
 
 
-@mended
+@fixed
 def other_rate(*arguments):
     trained(*arguments, rate=0.01)
 
 
-@mended
+@fixed
 def from_the_beginning(*arguments):
     trained(*arguments, agree=lambda steps: 0)
 
 
-@mended
+@fixed
 def without_the_optimizer(*arguments):
     trained(*arguments, saved=("model", "schedule", "scaler", "samples"))
 
 
-@mended
+@fixed
 def without_the_schedule(*arguments):
     trained(*arguments, saved=("model", "optimizer", "scaler", "samples"))
 
 
-@mended
+@fixed
 def without_the_scaler(*arguments):
     trained(*arguments, saved=("model", "optimizer", "schedule", "samples"))
 
 
-@mended
+@fixed
 def without_the_samples(*arguments):
     trained(*arguments, saved=("model", "optimizer", "schedule", "scaler"))
 
 
-@mended
+@fixed
 def without_random_numbers(*arguments):
     trained(*arguments, restore=lambda state, rank: None)
 
 
-@mended
+@fixed
 def seeded_again(*arguments):
     trained(*arguments, seed_again=True)
 
 
-@mended
+@fixed
 def random_numbers_of_rank_0(*arguments):
     """As if only rank 0 had saved."""
 
@@ -192,27 +192,27 @@ def random_numbers_of_rank_0(*arguments):
     trained(*arguments, restore=restore)
 
 
-@mended
+@fixed
 def before_the_update(*arguments):
     trained(*arguments, before_update=True)
 
 
-@mended
+@fixed
 def one_step_again(*arguments):
     trained(*arguments, number=lambda step: step)
 
 
-@mended
+@fixed
 def one_step_late(*arguments):
     trained(*arguments, due=lambda step, every: step and step % every == 0)
 
 
-@mended
+@fixed
 def after_every_step(*arguments):
     trained(*arguments, due=lambda step, every: True)
 
 
-@mended
+@fixed
 def as_text(*arguments):
     def newest(disk):
         return [int(name) for name in sorted(disk.names())[-1:] if name.isdigit()]
@@ -220,7 +220,7 @@ def as_text(*arguments):
     trained(*arguments, complete=newest)
 
 
-@mended
+@fixed
 def only_the_newest_is_kept(*arguments):
     """What another rank still needs is deleted."""
 
@@ -239,17 +239,17 @@ def only_the_newest_is_kept(*arguments):
     trained(*arguments, save=save, agree=newest)
 
 
-@mended
+@fixed
 def half_written(*arguments):
     trained(*arguments, save=directly)
 
 
-@mended
+@fixed
 def own_newest(*arguments):
     trained(*arguments, agree=lambda steps: max(steps, default=0))
 
 
-@mended
+@fixed
 def newest_of_any(*arguments):
     def largest(steps):
         newest = torch.tensor(max(steps, default=0))
@@ -259,7 +259,7 @@ def newest_of_any(*arguments):
     trained(*arguments, agree=largest)
 
 
-@mended
+@fixed
 def begins_again_after_a_half(*arguments):
     """A checkpoint that cannot be read means that there is none."""
 
@@ -274,7 +274,7 @@ def begins_again_after_a_half(*arguments):
     trained(*arguments, save=directly, agree=agree)
 
 
-@mended
+@fixed
 def only_rank_0_saves(*arguments):
     def save(disk, step, state):
         if dist.get_rank() == 0:
@@ -288,7 +288,7 @@ def only_rank_0_saves(*arguments):
     trained(*arguments, save=save, agree=of_rank_0)
 
 
-@mended
+@fixed
 def a_barrier_in_each_save(*arguments):
     """A rank that is killed in its write never comes to the barrier."""
 
@@ -300,7 +300,7 @@ def a_barrier_in_each_save(*arguments):
     trained(*arguments, save=save)
 
 
-@mended
+@fixed
 def survives(*arguments):
     """Catches what stands for the kill."""
     with suppress(Killed):
@@ -310,12 +310,12 @@ def survives(*arguments):
 # Right, written differently ---------------------------------------------------------------------
 
 
-@mended
+@fixed
 def by_name(*arguments):
     trained(*arguments)
 
 
-@mended
+@fixed
 def by_reading(*arguments):
     """Files that cannot be read do not count, and ranks compare all of their steps."""
 
@@ -334,7 +334,7 @@ def by_reading(*arguments):
     trained(*arguments, complete=readable, agree=on_all, save=directly)
 
 
-@mended
+@fixed
 def two_are_kept(*arguments):
     def save(disk, step, state):
         disk.save(f"{step}.partial", state)

@@ -1,4 +1,4 @@
-"""01/mend_4: repair an exchange of rows in which both neighbours may be the same rank."""
+"""01/fix_4: fix an exchange of rows in which both neighbours may be the same rank."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dtlab.checks.functions.values import labelled
 from dtlab.checks.parts import Part
 from dtlab.checks.questions.quantities import short, whole
 from dtlab.predict.units import counted
-from dtlab.units.unit01.mending import (
+from dtlab.units.unit01.fixes import (
     BYTES,
     ELEMENTS,
     Returning,
     compared,
-    mend,
+    fix_program,
     name_of,
     same,
     strangers,
@@ -100,7 +100,7 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
 judge_top = compared(("ranks", "top"), _FORM, "these rows are on top there", _misjudged)
 
 
-# The repaired program ---------------------------------------------------------------------------
+# The fixed program ------------------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -110,12 +110,12 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    "01/mend_4",
+    "01/fix_4",
     3,
     "The rows of a field",
     12,
     2,
-    mend(
+    fix_program(
         "with_neighbours",
         Trial(2, [Strips(0, 3, 4)]),
         judge_top,

@@ -1,4 +1,4 @@
-"""01/mend_1: repair a ring that uses local ranks where it needs global ranks."""
+"""01/fix_1: fix a ring that uses local ranks where it needs global ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dtlab.checks.functions.values import labelled
 from dtlab.checks.parts import Part
 from dtlab.checks.questions.waits import judge_waits
 from dtlab.predict.units import counted
-from dtlab.units.unit01.mending import (
+from dtlab.units.unit01.fixes import (
     BYTES,
     ELEMENTS,
     Returning,
     are_tensors,
-    mend,
+    fix_program,
     name_of,
     same,
     strangers,
@@ -74,12 +74,12 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    "01/mend_1",
+    "01/fix_1",
     3,
     "The blocks of a node",
     12,
     2,
-    mend(
+    fix_program(
         "gather_blocks",
         Trial(6, [Blocks(0, 3, 3)]),
         judge_waits,

@@ -1,4 +1,4 @@
-"""Answers to 01/mend_2: a step that a rank with a bad batch leaves out.
+"""Answers to 01/fix_2: a step that a rank with a bad batch leaves out.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -12,14 +12,14 @@ import torch.distributed as dist
 WAITS = {1: ("all_reduce", {0, 2}), 3: ("all_reduce", {0, 2})}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "fixed": fn})
 
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": lambda batches: trained(batches, in_two_sums)}
+    return {"diagnosis": diagnosis, "fixed": lambda batches: trained(batches, in_two_sums)}
 
 
 def trained(batches, mean):
@@ -79,7 +79,7 @@ def all_in_words():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(batches):
     size = dist.get_world_size()
     weights = torch.zeros_like(batches[0])
@@ -91,7 +91,7 @@ def still_broken(batches):
     return weights
 
 
-@mended
+@fixed
 def divided_by_the_number_of_ranks(batches):
     def mean(gradient):
         total = summed(gradient if is_good(gradient) else torch.zeros_like(gradient))
@@ -100,7 +100,7 @@ def divided_by_the_number_of_ranks(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def left_out_by_all(batches):
     def mean(gradient):
         everybody = torch.tensor(float(is_good(gradient)))
@@ -112,7 +112,7 @@ def left_out_by_all(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def times_zero(batches):
     def mean(gradient):
         good = float(is_good(gradient))
@@ -121,12 +121,12 @@ def times_zero(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def not_left_out_at_all(batches):
     return trained(batches, lambda gradient: summed(gradient) / dist.get_world_size())
 
 
-@mended
+@fixed
 def zeros_for_the_bad_elements_only(batches):
     def mean(gradient):
         gradient = gradient.nan_to_num(0.0, 0.0, 0.0)
@@ -135,7 +135,7 @@ def zeros_for_the_bad_elements_only(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def a_sum_without_a_mean(batches):
     def mean(gradient):
         return summed(gradient if is_good(gradient) else torch.zeros_like(gradient))
@@ -143,7 +143,7 @@ def a_sum_without_a_mean(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def nothing_good_divides_by_zero(batches):
     def mean(gradient):
         good = is_good(gradient)
@@ -153,7 +153,7 @@ def nothing_good_divides_by_zero(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def a_barrier_in_its_place(batches):
     def mean(gradient):
         if is_good(gradient):
@@ -164,7 +164,7 @@ def a_barrier_in_its_place(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def counted_by_good_ranks_only(batches):
     def mean(gradient):
         total = summed(gradient if is_good(gradient) else torch.zeros_like(gradient))
@@ -175,7 +175,7 @@ def counted_by_good_ranks_only(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def step_of_good_ranks_only(batches):
     def mean(gradient):
         step = in_two_sums(gradient)
@@ -184,22 +184,22 @@ def step_of_good_ranks_only(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def own_step_where_all_are_good(batches):
     return trained(batches, lambda gradient: in_two_sums(gradient) if is_good(gradient) else 0.0)
 
 
-@mended
+@fixed
 def nothing_returned(batches):
     trained(batches, in_two_sums)
 
 
-@mended
+@fixed
 def not_written(batches):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def all_gradients_gathered(batches):
     def mean(gradient):
         gradients = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
@@ -210,7 +210,7 @@ def all_gradients_gathered(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def a_count_for_every_element(batches):
     def mean(gradient):
         good = is_good(gradient)
@@ -220,12 +220,12 @@ def a_count_for_every_element(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def fp64_on_the_wire(batches):
     return trained(batches.double(), in_two_sums).float()
 
 
-@mended
+@fixed
 def three_sums_in_a_step(batches):
     def mean(gradient):
         if not summed(torch.tensor(float(is_good(gradient)))):
@@ -235,7 +235,7 @@ def three_sums_in_a_step(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def through_rank_0(batches):
     def mean(gradient):
         good = is_good(gradient)
@@ -259,7 +259,7 @@ def said_with_lists():
     return said({0: None, 1: ["dist.all_reduce", [2, 0]], 2: None, 3: ("All_Reduce", (0, 2))})
 
 
-@mended
+@fixed
 def one_sum_with_a_number_beside(batches):
     def mean(gradient):
         both = torch.zeros(len(gradient) + 1)
@@ -271,7 +271,7 @@ def one_sum_with_a_number_beside(batches):
     return trained(batches, mean)
 
 
-@mended
+@fixed
 def all_counts_at_the_beginning(batches):
     counts = summed(batches.isfinite().all(dim=1).float())
     weights = torch.zeros_like(batches[0])
@@ -282,7 +282,7 @@ def all_counts_at_the_beginning(batches):
     return weights
 
 
-@mended
+@fixed
 def asynchronous(batches):
     def mean(gradient):
         good = is_good(gradient)

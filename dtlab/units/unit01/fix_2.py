@@ -1,4 +1,4 @@
-"""01/mend_2: repair a training loop in which some ranks skip a collective."""
+"""01/fix_2: fix a training loop in which some ranks skip a collective."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtlab.checks.functions.values import labelled
 from dtlab.checks.parts import Part
 from dtlab.checks.questions.waits import judge_waits
 from dtlab.predict.units import counted
-from dtlab.units.unit01.mending import BYTES, ELEMENTS, Returning, all_reduced, mend, traffic
+from dtlab.units.unit01.fixes import BYTES, ELEMENTS, Returning, all_reduced, fix_program, traffic
 
 if TYPE_CHECKING:
     import torch
@@ -130,12 +130,12 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    "01/mend_2",
+    "01/fix_2",
     3,
     "Training on raw data",
     14,
     2,
-    mend(
+    fix_program(
         "train",
         Trial(4, [Batches(0, 3, 4, frozenset({(2, 1), (0, 2)}))]),
         judge_waits,

@@ -1,4 +1,4 @@
-"""Answers to 01/mend_3: groups whose collectives are called in another order.
+"""Answers to 01/fix_3: groups whose collectives are called in another order.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -20,14 +20,14 @@ WAITS = {
 }
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "fixed": fn})
 
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": rows_then_columns}
+    return {"diagnosis": diagnosis, "fixed": rows_then_columns}
 
 
 def groups_of(per_row):
@@ -83,7 +83,7 @@ def waits_in_new_group():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     if sum(divmod(dist.get_rank(), per_row)) % 2 == 0:
@@ -94,7 +94,7 @@ def still_broken(outputs, gradients, per_row):
         dist.all_reduce(outputs, group=row)
 
 
-@mended
+@fixed
 def the_other_half_begins(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     if sum(divmod(dist.get_rank(), per_row)) % 2 == 1:
@@ -105,7 +105,7 @@ def the_other_half_begins(outputs, gradients, per_row):
         dist.all_reduce(outputs, group=row)
 
 
-@mended
+@fixed
 def a_barrier_between(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     if sum(divmod(dist.get_rank(), per_row)) % 2 == 0:
@@ -118,7 +118,7 @@ def a_barrier_between(outputs, gradients, per_row):
         dist.all_reduce(outputs, group=row)
 
 
-@mended
+@fixed
 def asynchronous_but_waited_for_at_once(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     both = [(outputs, row), (gradients, column)]
@@ -128,7 +128,7 @@ def asynchronous_but_waited_for_at_once(outputs, gradients, per_row):
         dist.all_reduce(tensor, group=group, async_op=True).wait()
 
 
-@mended
+@fixed
 def only_members_make_a_group(outputs, gradients, per_row):
     size, (row, column) = dist.get_world_size(), divmod(dist.get_rank(), per_row)
     row_group = dist.new_group(list(range(row * per_row, (row + 1) * per_row)))
@@ -137,51 +137,51 @@ def only_members_make_a_group(outputs, gradients, per_row):
     dist.all_reduce(gradients, group=column_group)
 
 
-@mended
+@fixed
 def rows_and_columns_mixed_up(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     dist.all_reduce(outputs, group=column)
     dist.all_reduce(gradients, group=row)
 
 
-@mended
+@fixed
 def over_all_ranks(outputs, gradients, per_row):
     dist.all_reduce(outputs)
     dist.all_reduce(gradients)
 
 
-@mended
+@fixed
 def averages(outputs, gradients, per_row):
     rows_then_columns(outputs, gradients, per_row)
     outputs /= per_row
 
 
-@mended
+@fixed
 def columns_left_out(outputs, gradients, per_row):
     row, _ = groups_of(per_row)
     dist.all_reduce(outputs, group=row)
 
 
-@mended
+@fixed
 def returned_but_not_in_place(outputs, gradients, per_row):
     copies = outputs.clone(), gradients.clone()
     rows_then_columns(*copies, per_row)
     return copies
 
 
-@mended
+@fixed
 def rows_added_twice(outputs, gradients, per_row):
     rows_then_columns(outputs, gradients, per_row)
     row, _ = groups_of(per_row)
     dist.all_reduce(outputs, group=row)
 
 
-@mended
+@fixed
 def not_written(outputs, gradients, per_row):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def gathered_from_all_ranks(outputs, gradients, per_row):
     rank, size = dist.get_rank(), dist.get_world_size()
     for tensor, members in (
@@ -193,7 +193,7 @@ def gathered_from_all_ranks(outputs, gradients, per_row):
         tensor.copy_(sum(parts[other] for other in members))
 
 
-@mended
+@fixed
 def a_table_of_all_rows_and_columns(outputs, gradients, per_row):
     rank, size = dist.get_rank(), dist.get_world_size()
     row, column = divmod(rank, per_row)
@@ -208,14 +208,14 @@ def a_table_of_all_rows_and_columns(outputs, gradients, per_row):
     gradients.copy_(columns[column])
 
 
-@mended
+@fixed
 def reduced_then_broadcast(outputs, gradients, per_row):
     for tensor, group in zip((outputs, gradients), groups_of(per_row), strict=True):
         dist.reduce(tensor, group=group, group_dst=0)
         dist.broadcast(tensor, group=group, group_src=0)
 
 
-@mended
+@fixed
 def in_halves(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     for half in outputs.tensor_split(2):
@@ -223,7 +223,7 @@ def in_halves(outputs, gradients, per_row):
     dist.all_reduce(gradients, group=column)
 
 
-@mended
+@fixed
 def fp64_on_the_wire(outputs, gradients, per_row):
     wide = outputs.double(), gradients.double()
     rows_then_columns(*wide, per_row)
@@ -238,14 +238,14 @@ def all_begin_with_their_rows():
     return said(WAITS)
 
 
-@mended
+@fixed
 def all_begin_with_their_columns(outputs, gradients, per_row):
     row, column = groups_of(per_row)
     dist.all_reduce(gradients, group=column)
     dist.all_reduce(outputs, group=row)
 
 
-@mended
+@fixed
 def both_at_the_same_time(outputs, gradients, per_row):
     """In the order of the broken program, which does no harm where nobody waits in between."""
     row, column = groups_of(per_row)
@@ -256,7 +256,7 @@ def both_at_the_same_time(outputs, gradients, per_row):
         work.wait()
 
 
-@mended
+@fixed
 def rows_take_turns(outputs, gradients, per_row):
     """All ranks of a row begin with the same; so no two wait for each other."""
     row, column = groups_of(per_row)
@@ -267,7 +267,7 @@ def rows_take_turns(outputs, gradients, per_row):
         dist.all_reduce(tensor, group=group)
 
 
-@mended
+@fixed
 def on_a_device_mesh(outputs, gradients, per_row):
     shape = (dist.get_world_size() // per_row, per_row)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("column", "row"))

@@ -1,4 +1,4 @@
-"""Answers to 01/mend_4: an exchange of rows in which both neighbours may be the same rank.
+"""Answers to 01/fix_4: an exchange of rows in which both neighbours may be the same rank.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -12,14 +12,14 @@ import torch.distributed as dist
 FOUND = {"ranks": 2, "top": {0: 3, 1: 0}}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": FOUND, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": FOUND, "fixed": fn})
 
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": lambda strip: exchanged(strip, in_the_same_order)}
+    return {"diagnosis": diagnosis, "fixed": lambda strip: exchanged(strip, in_the_same_order)}
 
 
 def exchanged(strip, exchange):
@@ -92,7 +92,7 @@ def ranks_left_open():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
@@ -103,7 +103,7 @@ def still_broken(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def right_on_two_ranks_only(strip):
     """The rows change places on all numbers of ranks."""
 
@@ -116,7 +116,7 @@ def right_on_two_ranks_only(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def neighbours_stop_at_the_ends(strip):
     rank, size = dist.get_rank(), dist.get_world_size()
     top, bottom = torch.empty_like(strip[:1]), torch.empty_like(strip[:1])
@@ -124,7 +124,7 @@ def neighbours_stop_at_the_ends(strip):
     return torch.cat([top, strip, bottom])
 
 
-@mended
+@fixed
 def both_orders_turned_round(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[-1:], dst=below), dist.isend(strip[:1], dst=above)]
@@ -135,7 +135,7 @@ def both_orders_turned_round(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def a_barrier_before_the_receives(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
@@ -147,7 +147,7 @@ def a_barrier_before_the_receives(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def all_send_first(strip):
     def exchange(strip, top, bottom, above, below):
         dist.send(strip[-1:], dst=below)
@@ -158,7 +158,7 @@ def all_send_first(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def tags_on_the_sends_only(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[:1], above, tag=1), dist.isend(strip[-1:], below, tag=2)]
@@ -169,7 +169,7 @@ def tags_on_the_sends_only(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def the_wrong_edges_are_sent(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[:1], dst=below), dist.isend(strip[-1:], dst=above)]
@@ -180,7 +180,7 @@ def the_wrong_edges_are_sent(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def the_field_ends_at_the_last_rank(strip):
     rank, size = dist.get_rank(), dist.get_world_size()
     top, bottom = torch.zeros_like(strip[:1]), torch.zeros_like(strip[:1])
@@ -194,28 +194,28 @@ def the_field_ends_at_the_last_rank(strip):
     return torch.cat([top, strip, bottom])
 
 
-@mended
+@fixed
 def its_own_rows(strip):
     return torch.cat([strip[-1:], strip, strip[:1]])
 
 
-@mended
+@fixed
 def the_rows_of_neighbours_alone(strip):
     return exchanged(strip, in_the_same_order)[[0, -1]]
 
 
-@mended
+@fixed
 def a_list_of_three(strip):
     whole = exchanged(strip, in_the_same_order)
     return [whole[:1], strip, whole[-1:]]
 
 
-@mended
+@fixed
 def not_written(strip):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def all_strips_gathered(strip):
     strips = [torch.empty_like(strip) for _ in range(dist.get_world_size())]
     dist.all_gather(strips, strip)
@@ -223,7 +223,7 @@ def all_strips_gathered(strip):
     return torch.cat([strips[rank - 1][-1:], strip, strips[(rank + 1) % size][:1]])
 
 
-@mended
+@fixed
 def whole_strips_to_both(strip):
     rank, size = dist.get_rank(), dist.get_world_size()
     above, below = (rank - 1) % size, (rank + 1) % size
@@ -235,7 +235,7 @@ def whole_strips_to_both(strip):
     return torch.cat([top[-1:], strip, bottom[:1]])
 
 
-@mended
+@fixed
 def edges_to_all_ranks(strip):
     rank, size = dist.get_rank(), dist.get_world_size()
     others = [other for other in range(size) if other != rank]
@@ -247,13 +247,13 @@ def edges_to_all_ranks(strip):
     return torch.cat([edges[(rank - 1) % size][1:], strip, edges[(rank + 1) % size][:1]])
 
 
-@mended
+@fixed
 def exchanged_twice(strip):
     exchanged(strip, in_the_same_order)
     return exchanged(strip, in_the_same_order)
 
 
-@mended
+@fixed
 def fp64_on_the_wire(strip):
     return exchanged(strip.double(), in_the_same_order).float()
 
@@ -270,7 +270,7 @@ def said_with_tensors():
     return said({"ranks": "2", "top": {0: torch.tensor(3.0), 1: torch.tensor(0)}})
 
 
-@mended
+@fixed
 def receives_in_the_order_of_the_sends(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[:1], dst=above), dist.isend(strip[-1:], dst=below)]
@@ -281,7 +281,7 @@ def receives_in_the_order_of_the_sends(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def a_tag_for_each_direction(strip):
     def exchange(strip, top, bottom, above, below):
         sending = [dist.isend(strip[:1], above, tag=1), dist.isend(strip[-1:], below, tag=2)]
@@ -292,7 +292,7 @@ def a_tag_for_each_direction(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def one_direction_after_the_other(strip):
     def exchange(strip, top, bottom, above, below):
         for edge, target, buffer, source in (
@@ -306,7 +306,7 @@ def one_direction_after_the_other(strip):
     return exchanged(strip, exchange)
 
 
-@mended
+@fixed
 def batched(strip):
     def exchange(strip, top, bottom, above, below):
         messages = [

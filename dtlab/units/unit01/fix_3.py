@@ -1,4 +1,4 @@
-"""01/mend_3: repair all-reduces that ranks call on their groups in different orders."""
+"""01/fix_3: fix all-reduces that ranks call on their groups in different orders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtlab.checks.functions.values import labelled, total, wrong_sum
 from dtlab.checks.parts import Part
 from dtlab.checks.questions.waits import judge_waits
 from dtlab.predict.units import counted
-from dtlab.units.unit01.mending import BYTES, ELEMENTS, all_reduced, mend, same, traffic
+from dtlab.units.unit01.fixes import BYTES, ELEMENTS, all_reduced, fix_program, same, traffic
 
 if TYPE_CHECKING:
     import torch
@@ -70,12 +70,12 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    "01/mend_3",
+    "01/fix_3",
     3,
     "Rows and columns",
     12,
     2,
-    mend(
+    fix_program(
         "sum_grid",
         Trial(6, [Grid(0, 3, 3)]),
         judge_waits,

@@ -1,4 +1,4 @@
-"""Answers to 01/mend_1: a ring on each node, whose neighbours are places in the node.
+"""Answers to 01/fix_1: a ring on each node, whose neighbours are places in the node.
 
 The program has two faults: it sends to places instead of ranks, and it passes its own block on in
 every round. `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each
@@ -14,9 +14,9 @@ import torch.distributed as dist
 WAITS = {3: ("recv", 2), 4: ("recv", 0), 5: ("recv", 1)}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": WAITS, "fixed": fn})
 
 
 def neighbours(per_node):
@@ -45,7 +45,7 @@ def posted(outgoing, arriving, right, left):
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": lambda block, size: ring(block, size, posted)}
+    return {"diagnosis": diagnosis, "fixed": lambda block, size: ring(block, size, posted)}
 
 
 # Wrong: the diagnosis ---------------------------------------------------------------------------
@@ -96,13 +96,13 @@ def a_sentence():
 
 
 def function_alone():
-    return said(WAITS)["mended"]
+    return said(WAITS)["fixed"]
 
 
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(block, per_node):
     place = dist.get_rank() % per_node
     blocks = [block.clone() for _ in range(per_node)]
@@ -112,20 +112,20 @@ def still_broken(block, per_node):
     return blocks
 
 
-@mended
-def only_the_ranks_are_mended(block, per_node):
+@fixed
+def only_the_ranks_are_fixed(block, per_node):
     return ring(block, per_node, lambda outgoing, *others: posted(block, *others))
 
 
-@mended
-def only_the_block_is_mended(block, per_node):
+@fixed
+def only_the_block_is_fixed(block, per_node):
     def exchange(outgoing, arriving, right, left):
         posted(outgoing, arriving, right % per_node, left % per_node)
 
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def a_ring_over_all_ranks(block, per_node):
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -135,7 +135,7 @@ def a_ring_over_all_ranks(block, per_node):
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def neighbours_without_their_end(block, per_node):
     rank = dist.get_rank()
 
@@ -145,7 +145,7 @@ def neighbours_without_their_end(block, per_node):
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def waited_for_before_the_receive(block, per_node):
     def exchange(outgoing, arriving, right, left):
         dist.isend(outgoing, dst=right).wait()
@@ -154,7 +154,7 @@ def waited_for_before_the_receive(block, per_node):
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def the_other_way_round(block, per_node):
     return ring(
         block,
@@ -163,7 +163,7 @@ def the_other_way_round(block, per_node):
     )
 
 
-@mended
+@fixed
 def nothing_is_received(block, per_node):
     def exchange(outgoing, arriving, right, left):
         dist.isend(outgoing, dst=right)
@@ -171,7 +171,7 @@ def nothing_is_received(block, per_node):
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def one_round_short(block, per_node):
     place, right, left = neighbours(per_node)
     blocks = [torch.zeros_like(block) for _ in range(per_node)]
@@ -181,7 +181,7 @@ def one_round_short(block, per_node):
     return blocks
 
 
-@mended
+@fixed
 def in_the_order_in_which_they_came(block, per_node):
     _, right, left = neighbours(per_node)
     blocks = [block]
@@ -192,24 +192,24 @@ def in_the_order_in_which_they_came(block, per_node):
     return blocks
 
 
-@mended
+@fixed
 def blocks_of_all_ranks(block, per_node):
     blocks = [torch.empty_like(block) for _ in range(dist.get_world_size())]
     dist.all_gather(blocks, block)
     return blocks
 
 
-@mended
+@fixed
 def stacked_into_one_tensor(block, per_node):
     return torch.cat(ring(block, per_node, posted))
 
 
-@mended
+@fixed
 def not_written(block, per_node):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def finished_all_gather(block, per_node):
     blocks = [torch.empty_like(block) for _ in range(dist.get_world_size())]
     dist.all_gather(blocks, block)
@@ -217,7 +217,7 @@ def finished_all_gather(block, per_node):
     return blocks[first : first + per_node]
 
 
-@mended
+@fixed
 def all_gather_of_objects(block, per_node):
     blocks = [None] * dist.get_world_size()
     dist.all_gather_object(blocks, block)
@@ -225,7 +225,7 @@ def all_gather_of_objects(block, per_node):
     return blocks[first : first + per_node]
 
 
-@mended
+@fixed
 def to_the_whole_node_at_once(block, per_node):
     node, place = divmod(dist.get_rank(), per_node)
     first = node * per_node
@@ -239,7 +239,7 @@ def to_the_whole_node_at_once(block, per_node):
     return blocks
 
 
-@mended
+@fixed
 def all_blocks_in_every_round(block, per_node):
     place, right, left = neighbours(per_node)
     table = torch.zeros(per_node, len(block))
@@ -251,7 +251,7 @@ def all_blocks_in_every_round(block, per_node):
     return list(table)
 
 
-@mended
+@fixed
 def once_round_and_home_again(block, per_node):
     place, right, left = neighbours(per_node)
     blocks = ring(block, per_node, posted)
@@ -260,7 +260,7 @@ def once_round_and_home_again(block, per_node):
     return blocks
 
 
-@mended
+@fixed
 def one_round_too_many(block, per_node):
     _, right, left = neighbours(per_node)
     blocks = ring(block, per_node, posted)
@@ -268,7 +268,7 @@ def one_round_too_many(block, per_node):
     return blocks
 
 
-@mended
+@fixed
 def fp64_on_the_wire(block, per_node):
     return [one.float() for one in ring(block.double(), per_node, posted)]
 
@@ -280,7 +280,7 @@ def isend_then_recv():
     return said(WAITS)
 
 
-@mended
+@fixed
 def the_last_place_receives_first(block, per_node):
     def exchange(outgoing, arriving, right, left):
         if right > left and dist.get_rank() % per_node < per_node - 1:
@@ -293,7 +293,7 @@ def the_last_place_receives_first(block, per_node):
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def batched(block, per_node):
     def exchange(outgoing, arriving, right, left):
         both = [dist.P2POp(dist.isend, outgoing, right), dist.P2POp(dist.irecv, arriving, left)]
@@ -303,7 +303,7 @@ def batched(block, per_node):
     return ring(block, per_node, exchange)
 
 
-@mended
+@fixed
 def places_in_a_group(block, per_node):
     """A group for each node, in which neighbours are places."""
     firsts = range(0, dist.get_world_size(), per_node)
@@ -348,8 +348,8 @@ WRONG = {
     a_sentence: {"diagnosis": "the diagnosis is str here"},
     function_alone: {"diagnosis": "must be a dict"},
     still_broken: {"result": "the ranks did not finish"},
-    only_the_ranks_are_mended: {"result": "rank 0: place 1 holds the block of rank 2"},
-    only_the_block_is_mended: {"result": "the ranks did not finish"},
+    only_the_ranks_are_fixed: {"result": "rank 0: place 1 holds the block of rank 2"},
+    only_the_block_is_fixed: {"result": "the ranks did not finish"},
     a_ring_over_all_ranks: {"result": "rank 0: place 1 holds the block of rank 4"},
     neighbours_without_their_end: {"result": ""},
     waited_for_before_the_receive: {"result": "the ranks did not finish"},

@@ -1,4 +1,4 @@
-"""01/mend_5: repair an all-reduce of a slice that is not contiguous in memory."""
+"""01/fix_5: fix an all-reduce of a slice that is not contiguous in memory."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dtlab.checks.parts import Part
 from dtlab.checks.questions.quantities import short, whole
 from dtlab.checks.words import amount
 from dtlab.predict.units import counted
-from dtlab.units.unit01.mending import (
+from dtlab.units.unit01.fixes import (
     Returning,
     all_reduced,
     are_tensors,
     compared,
-    mend,
+    fix_program,
     same,
     traffic,
 )
@@ -142,7 +142,7 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
 judge_columns = compared(("bytes", "summed"), _FORM, "these elements hold the sum", _misjudged)
 
 
-# The repaired program ---------------------------------------------------------------------------
+# The fixed program ------------------------------------------------------------------------------
 
 
 def _trials(seed: int) -> list[Trial]:
@@ -152,12 +152,12 @@ def _trials(seed: int) -> list[Trial]:
 
 
 PART = Part(
-    "01/mend_5",
+    "01/fix_5",
     3,
     "A table of counts",
     12,
     2,
-    mend(
+    fix_program(
         "sum_columns",
         Trial(2, [Columns(0, 5)]),
         judge_columns,

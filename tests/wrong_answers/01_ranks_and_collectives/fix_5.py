@@ -1,4 +1,4 @@
-"""Answers to 01/mend_5: an all-reduce of a slice that is not in one piece.
+"""Answers to 01/fix_5: an all-reduce of a slice that is not in one piece.
 
 `WRONG` maps each wrong answer to the criteria that it must lose, exactly those, each with a piece
 of its message. An answer is a function without arguments that returns what is handed in.
@@ -15,14 +15,14 @@ SUMMED = {(number // 3, number % 3) for number in range(10)}
 FOUND = {"bytes": 40, "summed": SUMMED}
 
 
-def mended(fn):
+def fixed(fn):
     """The right diagnosis, and this function."""
-    return functools.wraps(fn)(lambda: {"diagnosis": FOUND, "mended": fn})
+    return functools.wraps(fn)(lambda: {"diagnosis": FOUND, "fixed": fn})
 
 
 def said(diagnosis):
     """This diagnosis, and a function that is right."""
-    return {"diagnosis": diagnosis, "mended": copied_and_copied_back}
+    return {"diagnosis": diagnosis, "fixed": copied_and_copied_back}
 
 
 def summed(tensor):
@@ -90,21 +90,21 @@ def bytes_left_open():
 # Wrong: the function ----------------------------------------------------------------------------
 
 
-@mended
+@fixed
 def still_broken(table):
     samples = summed(table[:, 1].sum())
     dist.all_reduce(table[:, :2])
     return samples
 
 
-@mended
+@fixed
 def summed_in_a_copy(table):
     samples = summed(table[:, 1].sum())
     dist.all_reduce(table[:, :2].contiguous())
     return samples
 
 
-@mended
+@fixed
 def column_by_column(table):
     samples = summed(table[:, 1].sum())
     dist.all_reduce(table[:, 0])
@@ -112,42 +112,42 @@ def column_by_column(table):
     return samples
 
 
-@mended
+@fixed
 def rows_of_the_transpose(table):
     samples = summed(table[:, 1].sum())
     dist.all_reduce(table.t()[:2])
     return samples
 
 
-@mended
+@fixed
 def the_whole_table(table):
     samples = summed(table[:, 1].sum())
     dist.all_reduce(table)
     return samples
 
 
-@mended
+@fixed
 def added_to_what_was_there(table):
     samples = summed(table[:, 1].sum())
     table[:, :2] += summed(table[:, :2].contiguous())
     return samples
 
 
-@mended
-def the_first_column_only_is_mended(table):
+@fixed
+def the_first_column_only_is_fixed(table):
     samples = summed(table[:, 1].sum())
     table[:, 0] = summed(table[:, 0].contiguous())
     return samples
 
 
-@mended
+@fixed
 def averaged(table):
     samples = copied_and_copied_back(table)
     table[:, :2] /= dist.get_world_size()
     return samples
 
 
-@mended
+@fixed
 def reshaped_wrongly(table):
     samples = summed(table[:, 1].sum())
     columns = summed(table[:, :2].t().contiguous())
@@ -155,32 +155,32 @@ def reshaped_wrongly(table):
     return samples
 
 
-@mended
+@fixed
 def samples_summed_twice(table):
     copied_and_copied_back(table)
     return summed(table[:, 1].sum())
 
 
-@mended
+@fixed
 def samples_of_this_rank(table):
     samples = table[:, 1].sum()
     copied_and_copied_back(table)
     return samples
 
 
-@mended
+@fixed
 def returned_but_not_in_place(table):
     copy = table.clone()
     copied_and_copied_back(copy)
     return copy
 
 
-@mended
+@fixed
 def not_written(table):
     raise NotImplementedError()
 
 
-@mended
+@fixed
 def whole_table_and_one_column_back(table):
     own = table[:, 2].clone()
     samples = summed(table[:, 1].sum())
@@ -189,7 +189,7 @@ def whole_table_and_one_column_back(table):
     return samples
 
 
-@mended
+@fixed
 def row_by_row(table):
     samples = summed(table[:, 1].sum())
     for row in table:
@@ -197,7 +197,7 @@ def row_by_row(table):
     return samples
 
 
-@mended
+@fixed
 def tables_gathered(table):
     samples = summed(table[:, 1].sum())
     tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
@@ -206,14 +206,14 @@ def tables_gathered(table):
     return samples
 
 
-@mended
+@fixed
 def fp64_on_the_wire(table):
     samples = summed(table[:, 1].sum())
     table[:, :2] = summed(table[:, :2].double())
     return samples
 
 
-@mended
+@fixed
 def through_rank_0(table):
     samples = summed(table[:, 1].sum())
     columns = table[:, :2].contiguous()
@@ -238,7 +238,7 @@ def said_with_lists():
     return said({"bytes": 5 * 2 * 4, "summed": [list(pair) for pair in SUMMED]})
 
 
-@mended
+@fixed
 def two_columns_one_after_the_other(table):
     samples = summed(table[:, 1].sum())
     for column in (0, 1):
@@ -246,20 +246,20 @@ def two_columns_one_after_the_other(table):
     return samples
 
 
-@mended
+@fixed
 def samples_out_of_the_table(table):
     table[:, :2] = summed(table[:, :2].reshape(-1)).view(-1, 2)
     return table[:, 1].sum()
 
 
-@mended
+@fixed
 def all_in_one(table):
     both = summed(torch.cat([table[:, 0], table[:, 1], table[:, 1].sum()[None]]))
     table[:, 0], table[:, 1] = both[:-1].tensor_split(2)
     return both[-1]
 
 
-@mended
+@fixed
 def by_the_ring_of_this_library(table):
     """Which takes slices that are not in one piece."""
     samples = summed(table[:, 1].sum())
@@ -296,7 +296,7 @@ WRONG = {
     rows_of_the_transpose: {"result": "rank 0, column"},
     the_whole_table: {"result": "rank 0: column 2 has changed"},
     added_to_what_was_there: {"result": "of rank 0 twice"},
-    the_first_column_only_is_mended: {"result": "rank 0, column 1"},
+    the_first_column_only_is_fixed: {"result": "rank 0, column 1"},
     averaged: {"result": "this is the average; the sum is asked for"},
     reshaped_wrongly: {"result": "rank 0, column"},
     samples_summed_twice: {"result": "You sum them once more, after column 1 holds the sum"},

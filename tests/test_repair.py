@@ -20,7 +20,7 @@ from nbgrader.converters import Autograde
 from nbgrader.preprocessors import SaveCells
 from nbgrader.utils import compute_checksum
 
-from dtlab.classroom.repair.repaired import mend
+from dtlab.classroom.repair.repaired import repair
 from tests.handed_in import (
     LEVEL_2,
     PARTS,
@@ -270,14 +270,14 @@ def test_no_point_and_no_line_is_lost(case: str, sanitized: Sanitize) -> None:
     change, words, parts = CASES[case]
     notebook = work()
     change(notebook)
-    mended = mend(data(notebook), LEVEL_2)
-    demand_sound(mended)
-    assert mended.readable
-    assert earned(mended.notebook) == parts
-    assert words in "\n".join(mended.notes) if words else mended.notes == ()
-    assert mine(mended.notebook.cells) == mine(notebook["cells"])
-    assert HACK not in [one.source for one in mended.notebook.cells]
-    assert sanitized(mended.notebook) == mended.notebook
+    repaired = repair(data(notebook), LEVEL_2)
+    demand_sound(repaired)
+    assert repaired.readable
+    assert earned(repaired.notebook) == parts
+    assert words in "\n".join(repaired.notes) if words else repaired.notes == ()
+    assert mine(repaired.notebook.cells) == mine(notebook["cells"])
+    assert HACK not in [one.source for one in repaired.notebook.cells]
+    assert sanitized(repaired.notebook) == repaired.notebook
 
 
 # Where cells go -------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_no_point_and_no_line_is_lost(case: str, sanitized: Sanitize) -> None:
 def ids(notebook: Tree, *changes: Callable[[Tree], None]) -> list[str]:
     for change in changes:
         change(notebook)
-    return [one.id for one in mend(data(notebook), LEVEL_2).notebook.cells]
+    return [one.id for one in repair(data(notebook), LEVEL_2).notebook.cells]
 
 
 def test_a_check_that_went_missing_stands_behind_its_answer() -> None:
@@ -353,9 +353,9 @@ def essay(**sources: str) -> Tree:
 
 
 def texts(notebook: Tree) -> list[str]:
-    mended = mend(data(notebook), ESSAY)
-    demand_sound(mended, ESSAY)
-    return [f"{one.id}: {one.source}" for one in mended.notebook.cells]
+    repaired = repair(data(notebook), ESSAY)
+    demand_sound(repaired, ESSAY)
+    return [f"{one.id}: {one.source}" for one in repaired.notebook.cells]
 
 
 def test_what_is_graded_by_hand_keeps_the_text_and_the_points() -> None:
@@ -409,11 +409,11 @@ def test_a_sound_notebook_stays_as_it_is(level: str) -> None:
             cell["source"] = "# \u2028 Ünicode \x0c 🎲\n\n\tx = '''\n'''\n"
     notebook["cells"][3:3] = [code("mine()", "my-own"), markdown("", attachments={})]
     notebook["cells"] += [{"cell_type": "raw", "source": "", "metadata": {}, "id": "raw"}]
-    mended = mend(data(saved(copy.deepcopy(notebook))), released)
-    demand_sound(mended, released)
-    assert mended.notes == ()
-    assert mended.readable
-    for before, after in zip(notebook["cells"], mended.notebook.cells, strict=True):
+    repaired = repair(data(saved(copy.deepcopy(notebook))), released)
+    demand_sound(repaired, released)
+    assert repaired.notes == ()
+    assert repaired.readable
+    for before, after in zip(notebook["cells"], repaired.notebook.cells, strict=True):
         before["source"] = "".join(before["source"])
         if not before["metadata"].get("nbgrader", {}).get("locked"):
             assert after.metadata.pop("slideshow") == {"slide_type": ""}
@@ -423,29 +423,29 @@ def test_a_sound_notebook_stays_as_it_is(level: str) -> None:
 def test_pictures_stay() -> None:
     notebook = work()
     at(notebook, "notes")["attachments"] = {"a.png": {"image/png": "aGVsbG8="}}
-    mended = mend(data(notebook), LEVEL_2)
-    assert mended.notes == ()
-    assert at(mended.notebook, "notes").attachments == {"a.png": {"image/png": "aGVsbG8="}}
+    repaired = repair(data(notebook), LEVEL_2)
+    assert repaired.notes == ()
+    assert at(repaired.notebook, "notes").attachments == {"a.png": {"image/png": "aGVsbG8="}}
 
 
 def test_the_stamp_of_dtlab_stays() -> None:
     notebook = work()
     notebook["metadata"]["dtlab"] = {"release": "0123"}
-    mended = mend(data(notebook), LEVEL_2)
-    assert mended.notes == ()
-    assert mended.notebook.metadata.dtlab == {"release": "0123"}
+    repaired = repair(data(notebook), LEVEL_2)
+    assert repaired.notes == ()
+    assert repaired.notebook.metadata.dtlab == {"release": "0123"}
     notebook["metadata"]["dtlab"] = {"release": DEEP}
-    assert "dtlab" not in mend(data(notebook), LEVEL_2).notebook.metadata
+    assert "dtlab" not in repair(data(notebook), LEVEL_2).notebook.metadata
 
 
 def test_what_was_handed_out_is_not_touched() -> None:
     before = copy.deepcopy(LEVEL_2)
     for submitted in (None, data(work()), data({"cells": [markdown("x")]})):
-        mended = mend(submitted, LEVEL_2)
-        for cell in mended.notebook.cells:
+        repaired = repair(submitted, LEVEL_2)
+        for cell in repaired.notebook.cells:
             cell.metadata["changed"] = cell.source = "changed"
             cell.metadata.get("nbgrader", {})["points"] = 1000
-        mended.notebook.metadata.kernelspec.name = "changed"
+        repaired.notebook.metadata.kernelspec.name = "changed"
     assert before == LEVEL_2
 
 
@@ -495,14 +495,14 @@ def trees(draw: st.DrawFn) -> Tree:
 @settings(max_examples=150, deadline=None)
 @given(notebook=trees())
 def test_no_tree_is_too_broken(notebook: Tree) -> None:
-    mended = mend(data(notebook), LEVEL_2)
-    demand_sound(mended)
+    repaired = repair(data(notebook), LEVEL_2)
+    demand_sound(repaired)
     cells = notebook.get("cells")
     if isinstance(cells, list):
-        left = iter(mine(mended.notebook.cells))
+        left = iter(mine(repaired.notebook.cells))
         assert all(any(one.endswith(text) for one in left) for text in mine(cells))
         names = [one.get("id") for one in cells if isinstance(one, dict)]
-        assert mended.notes or [one.id for one in mended.notebook.cells] == names
+        assert repaired.notes or [one.id for one in repaired.notebook.cells] == names
 
 
 @st.composite
@@ -529,7 +529,7 @@ def files(draw: st.DrawFn) -> tuple[str, bytes]:
 @given(submitted=files() | st.tuples(st.sampled_from([*RELEASED]), st.binary()))
 def test_no_bytes_are_too_broken(submitted: tuple[str, bytes]) -> None:
     level, content = submitted
-    demand_sound(mend(content, RELEASED[level]), RELEASED[level])
+    demand_sound(repair(content, RELEASED[level]), RELEASED[level])
 
 
 def test_other_points_in_a_later_release_are_no_change_of_the_learners() -> None:
@@ -539,10 +539,10 @@ def test_other_points_in_a_later_release_are_no_change_of_the_learners() -> None
     check["metadata"]["nbgrader"] |= {"points": 20, "checksum": "another"}
     given_out = nbformat.reads(data(heavier), as_version=4)
     for handed_in, released in ((work(), given_out), (heavier, LEVEL_2)):
-        mended = mend(data(handed_in), released)
-        assert mended.notes == ()
+        repaired = repair(data(handed_in), released)
+        assert repaired.notes == ()
         expected = next(cell for cell in released.cells if cell.id == CHECK)
-        assert next(c for c in mended.notebook.cells if c.id == CHECK).source == expected.source
+        assert next(c for c in repaired.notebook.cells if c.id == CHECK).source == expected.source
 
 
 # Blank copies, deleted imports, texts outside their cell -----------------------------------------
@@ -597,19 +597,19 @@ def test_a_blank_below_an_answer_does_not_undo_it(
 ) -> None:
     notebook = work()
     change(notebook)
-    mended = mend(data(notebook), LEVEL_2)
-    demand_sound(mended)
-    assert earned(mended.notebook) == ALL
-    assert words in "\n".join(mended.notes)
-    assert mine(mended.notebook.cells) == mine(notebook["cells"])
+    repaired = repair(data(notebook), LEVEL_2)
+    demand_sound(repaired)
+    assert earned(repaired.notebook) == ALL
+    assert words in "\n".join(repaired.notes)
+    assert mine(repaired.notebook.cells) == mine(notebook["cells"])
 
 
 def test_a_blank_that_is_the_only_answer_stays(tmp_path: Path) -> None:
     notebook = work()
     at(notebook, FIRST)["source"] = BLANK
-    mended = mend(data(notebook), LEVEL_2)
-    assert mended.notes == ()
-    assert [cell.id for cell in mended.notebook.cells if cell.source == BLANK] == [FIRST]
+    repaired = repair(data(notebook), LEVEL_2)
+    assert repaired.notes == ()
+    assert [cell.id for cell in repaired.notebook.cells if cell.source == BLANK] == [FIRST]
 
 
 HELPERS = new_notebook(
@@ -642,9 +642,9 @@ def restored(source: str, *lost: str, **other: str) -> list[str]:
     for name, text in other.items():
         at(notebook, name)["source"] = text
     without(*lost)(notebook)
-    mended = mend(data(notebook), HELPERS)
-    demand_sound(mended, HELPERS)
-    return [*(cell.id for cell in mended.notebook.cells), *mended.notes]
+    repaired = repair(data(notebook), HELPERS)
+    demand_sound(repaired, HELPERS)
+    return [*(cell.id for cell in repaired.notebook.cells), *repaired.notes]
 
 
 def note(*names: str) -> str:
@@ -694,12 +694,12 @@ def by_hand(*changes: Callable[[Tree], None]) -> tuple[bool, tuple[str, ...]]:
     notebook = tree(LEVEL_5)
     for change in changes:
         change(notebook)
-    mended = mend(data(notebook), LEVEL_5)
-    demand_sound(mended, LEVEL_5)
-    cell = next(cell for cell in mended.notebook.cells if cell.id == "defence")
-    assert mine(mended.notebook.cells) == mine(notebook["cells"])
+    repaired = repair(data(notebook), LEVEL_5)
+    demand_sound(repaired, LEVEL_5)
+    cell = next(cell for cell in repaired.notebook.cells if cell.id == "defence")
+    assert mine(repaired.notebook.cells) == mine(notebook["cells"])
     released = compute_checksum(next(cell for cell in LEVEL_5.cells if cell.id == "defence"))
-    return compute_checksum(cell) != released, mended.notes
+    return compute_checksum(cell) != released, repaired.notes
 
 
 def text_below(name: str, source: str = WRITTEN, **fields: object) -> Callable[[Tree], None]:

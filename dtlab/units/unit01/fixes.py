@@ -1,7 +1,7 @@
 """Shared code for the five broken programs of Level III: judges of diagnoses, results and traffic.
 
-A repaired program may send little more than the program was meant to send, so that learners repair
-it rather than write another one. The last and largest trial tests that.
+A fixed program may send little more than the program was meant to send, so that learners fix it
+rather than write another one. The last and largest trial tests that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dtlab.checks.functions.checks import UNANSWERED, Check, Verdict, blocked, l
 from dtlab.checks.functions.criteria import Faulty, Seen, rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import by_luck
-from dtlab.checks.programs.broken import MendProgram
+from dtlab.checks.programs.broken import FixProgram
 from dtlab.checks.words import amount, ranks_in_words
 from dtlab.predict.units import counted
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from dtlab.trace import Trace
 
-__all__ = ["BYTES", "ELEMENTS", "Returning", "all_reduced", "are_tensors", "compared", "mend",
-           "name_of", "same", "strangers", "traffic"]  # fmt: skip
+__all__ = ["BYTES", "ELEMENTS", "Returning", "all_reduced", "are_tensors", "compared",
+           "fix_program", "name_of", "same", "strangers", "traffic"]  # fmt: skip
 
 ELEMENTS = 1 << 16  # of float32, in the trials that measure traffic: 262 kB
 BYTES = 4 * ELEMENTS
@@ -33,7 +33,7 @@ _PER_OPERATION = 256  # bytes that gloo adds to an operation for each rank that 
 _CONNECTIONS = 1 << 14  # bytes that gloo sends to create process groups
 
 
-def mend(
+def fix_program(
     program: str,
     scene: Trial,
     judge: Callable[[Observation, Any], Verdict],
@@ -41,10 +41,10 @@ def mend(
     result: str,
     sent: str,
     wrong: Callable[[Seen], str],
-) -> MendProgram:
-    """The check of a program of `programs`: see `MendProgram`.
+) -> FixProgram:
+    """The check of a program of `programs`: see `FixProgram`.
 
-    `result` and `sent` are the messages if the result and the traffic of the repaired program are
+    `result` and `sent` are the messages if the result and the traffic of the fixed program are
     right; `wrong` returns what is wrong with its traffic.
     """
     rules = (
@@ -52,7 +52,7 @@ def mend(
         rule("traffic", 1, sent, "result", also=wrong),
     )
     name = f"dtlab.units.unit01.programs.{program}"
-    return MendProgram(name, scene, Check(trials, rules), judge)
+    return FixProgram(name, scene, Check(trials, rules), judge)
 
 
 # Results ----------------------------------------------------------------------------------------
