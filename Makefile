@@ -13,12 +13,13 @@
 # WORKERS=1               files of tests that run at a time (2)
 # PYTHON=python3.12       the Python to build .venv with (3.11 to 3.13)
 # TORCH_INDEX=<address>   where to get PyTorch from, as its install selector tells
+# TORCH=torch==2.13.0     a certain PyTorch of those that pyproject.toml allows
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.dtlab-installed
-TORCH ?= torch==2.13.0
+TORCH ?= $(shell sed -n 's/^ *"\(torch[<>=!~][^"]*\)".*/\1/p' pyproject.toml)
 PORT ?= 8888
 WORKERS ?= 2
 COURSE ?= $(CURDIR)

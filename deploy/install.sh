@@ -18,7 +18,7 @@ settings=$(dirname "$(realpath "$0")")/jupyter
 
 "${PYTHON:-python3}" -m venv "$folder"
 # PyTorch comes first and alone: then the other packages do not request the CUDA build.
-"$folder/bin/pip" install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
+"$folder/bin/pip" install -q ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch>=2.13,<2.14"
 "$folder/bin/pip" install -q "$wheel[grading]" "jupyterhub>=6.1,<7" "jupyterhub-idle-culler>=2"
 
 # Jupyter reads these files for every user of the environment.

@@ -185,7 +185,7 @@ def test_a_torch_that_is_broken(
     told = only(software.torch(Visit()))
     assert told.status == "wrong"
     assert words in told.message
-    assert told.repair.endswith("--force-reinstall 'torch>=2.13'")
+    assert told.repair.endswith("--force-reinstall 'torch>=2.13,<2.14'")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def torch(visit: Visit) -> Iterator[Finding]:
     info = visit.torch
     if "trouble" in info:
         message = f"cannot be imported: {info['trouble']}"
-        repair = pip_install("--force-reinstall", "torch>=2.13")
+        repair = pip_install("--force-reinstall", "torch>=2.13,<2.14")
         yield wrong(AREA, "torch", message, repair, version=None)
         return
     build = f"CUDA {info['cuda']}" if info["cuda"] else "a CPU build"
@@ -77,7 +77,7 @@ def torch(visit: Visit) -> Iterator[Finding]:
     if not info["gloo"]:
         lacks = "torch.distributed" if not info["distributed"] else "the backend gloo"
         message = f"{info['version']} was built without {lacks}: no rank can run"
-        repair = pip_install("--force-reinstall", "torch>=2.13")
+        repair = pip_install("--force-reinstall", "torch>=2.13,<2.14")
         yield wrong(AREA, "torch", message, repair, **value)
         return
     with_nccl = f", NCCL {info['nccl']}" if info["nccl"] else ""
