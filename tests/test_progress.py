@@ -22,7 +22,9 @@ from dtlab.checks.course import Course
 from dtlab.checks.learners import best_shares, record, stored_results
 from dtlab.checks.practice import practice
 from dtlab.checks.progress import Lesson, Progress, Row, Unit, progress
-from dtlab.checks.workbook import reset, start
+from dtlab.checks.workbook import reset as reset_cell
+from dtlab.checks.workbook import start
+from dtlab.classroom.plugins import released_source
 from dtlab.cli import main
 from dtlab.errors import DtlabError
 
@@ -40,6 +42,11 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     return tmp_path / "data" / "dtlab" / "progress.jsonl"
+
+
+def reset(course: Course, part: Part, notebook: Path | None = None) -> tuple[Path, Path | None]:
+    """Resets a part as `dtlab reset` does, which uses an instructor's sources if there are any."""
+    return reset_cell(course, part, notebook, released_source)
 
 
 # What is kept ----------------------------------------------------------------------------------
