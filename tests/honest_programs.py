@@ -154,7 +154,7 @@ def batch_of_neighbours() -> None:
 
 
 @program(4)
-def receive_from_anybody() -> None:
+def receive_from_any_source() -> None:
     """Rank 0 takes results in the order in which they come."""
     rank, size, seen = dist.get_rank(), dist.get_world_size(), []
     if rank == 0:

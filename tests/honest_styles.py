@@ -311,7 +311,7 @@ def shards_in_another_order() -> None:
 
 
 @program(4, shared=True)
-def work_queue_from_anybody() -> None:
+def work_queue_from_any_source() -> None:
     """Rank 0 gives a task to each rank that asks (src=None); results have another tag."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:

@@ -2,19 +2,19 @@
 
 The oracle shares no code and no method with `ranks/watch/matching.py`, which follows events as
 they come. Here nothing is followed. A program is known as a whole, so operations are *paired on
-paper* first, and then it is asked how far each rank can get:
+paper* first, and then the oracle computes how far each rank can get:
 
 1. A message's ends are paired by counting: the k-th send of rank a to rank b on a group with a tag
    belongs to b's k-th receive from a on that group with that tag. Likewise the n-th collectives of
    all members of a group. One rank posts each end, in the order of its program, so no interleaving
    can change the pairing.
-2. Let `at[r]` be the operation that rank r is in; all up to it are posted. Rank r may go on when
-   what it is in does not block, or when its partners are posted. Progress elsewhere never takes a
+2. Let `at[r]` be the operation that rank r is in; all up to it are posted. Rank r may continue if
+   that operation does not block, or if its partners are posted. Progress elsewhere never takes a
    permission away, so from (0, ..., 0) every interleaving ends in the same, greatest `at`: the
    least fixpoint. Hence one order of advancing stands for all of them.
-3. A receive from anybody breaks (1): its partner is whoever is first. So every choice is tried, in
-   every order; each yields a *world*, in which the receive has a source and (1) and (2) hold.
-   Worlds that end differently make a program whose end is a matter of timing.
+3. A receive from any source breaks (1), because its partner is the first rank that sends. So the
+   oracle tries every choice, in every order; each yields a *world*, in which the receive has a
+   source and (1) and (2) hold. If worlds end differently, the program's end is a matter of timing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Kind = Literal[
 Verdict = Literal["finish", "standstill", "mismatch", "mismatch, standstill"]
 
 SENDS = ("send", "isend")
-ANYBODY_AHEAD = True  # whether programs have receives from anybody that return at once
-RECEIVES = ("recv", "irecv", "recv_any", *(("irecv_any",) if ANYBODY_AHEAD else ()))
+ANY_SOURCE_AHEAD = True  # whether programs have irecvs from any source
+RECEIVES = ("recv", "irecv", "recv_any", *(("irecv_any",) if ANY_SOURCE_AHEAD else ()))
 POSTED = ("isend", "irecv", "irecv_any", "iall_reduce")  # they return at once; `wait` may follow
 COLLECTIVES = ("all_reduce", "iall_reduce", "broadcast", "reduce", "all_gather", "barrier")
 KINDS = (*SENDS, *RECEIVES, *COLLECTIVES, "wait")
@@ -74,7 +74,7 @@ class Op:
 
     @property
     def description(self) -> tuple[Any, ...]:
-        """What has to be the same on all ends that belong together."""
+        """What must be equal on all ends that belong together."""
         if self.kind in SENDS + RECEIVES:
             return ("message", self.dtype, math.prod(self.shape))
         kind, tensor = _short(self.kind), (self.dtype, self.shape)
@@ -111,7 +111,7 @@ class Program:
 
 # ------------------------------------------------------------------------- on a real rank
 
-_KEPT: list[Any] = []  # what nobody waits for has to live as long as its rank
+_KEPT: list[Any] = []  # operations without a wait must live as long as their rank
 
 
 def run_program(program: Program) -> int:
@@ -158,7 +158,7 @@ def _rows(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
 # ------------------------------------------------------------------------- the oracle
 
 Place = tuple[int, int]  # rank, index in its program
-Sources = Mapping[Place, int]  # who a receive from anybody got its message from
+Sources = Mapping[Place, int]  # the rank that a receive from any source got its message from
 
 
 def verdicts(program: Program) -> frozenset[Verdict]:
@@ -167,13 +167,13 @@ def verdicts(program: Program) -> frozenset[Verdict]:
 
 
 def verdict(program: Program, sources: Sources) -> Verdict:
-    """How it ends where receives from anybody have got these sources."""
+    """How the program ends if its receives from any source get these sources."""
     paper = _Paper(program, sources)
     return paper.verdict(paper.reach(buffered=False))
 
 
 def worlds(program: Program) -> list[dict[Place, int]]:
-    """Every way in which receives from anybody can get their messages."""
+    """Every way in which receives from any source can get their messages."""
     ends: list[dict[Place, int]] = []
     seen: set[frozenset[tuple[Place, int]]] = set()
     todo: list[dict[Place, int]] = [{}]
@@ -215,9 +215,9 @@ def verdicts_of_every_interleaving(program: Program) -> frozenset[Verdict]:
 
 
 def reach(program: Program, sources: Sources, *, buffered: bool) -> list[int]:
-    """How many operations each rank has behind it when nobody can go on any more.
+    """How many operations each rank has completed when no rank can continue.
 
-    `buffered`: where no send waits for its receive.
+    `buffered`: no send waits for its receive.
     """
     return _Paper(program, sources).reach(buffered=buffered)
 
@@ -227,7 +227,7 @@ class _Paper:
 
     def __init__(self, program: Program, sources: Sources) -> None:
         self.program, self.sources = program, sources
-        self.ends: dict[Any, dict[Any, Place]] = defaultdict(dict)  # by meeting: who, where
+        self.ends: dict[Any, dict[Any, Place]] = defaultdict(dict)  # by meeting: rank, place
         self.meeting: dict[Place, tuple[Any, int]] = {}  # the meeting of an op, and its size
         self.issued: dict[tuple[int, int], int] = {}  # by rank and handle: its index
         for rank, ops in enumerate(program.ranks):
@@ -247,7 +247,7 @@ class _Paper:
             else:
                 peer = self.sources.get((rank, index), op.peer)
                 if peer < 0 and op.kind == "recv_any":
-                    return  # not known whom from: nothing after it is reached
+                    return  # its source is not known: the rank reaches nothing after it
                 if peer < 0:
                     continue
                 who = op.kind in SENDS
@@ -302,7 +302,7 @@ class _Paper:
         )
 
     def verdict(self, at: Sequence[int]) -> Verdict:
-        """Of a state in which nobody can go on."""
+        """The verdict on a state in which no rank can continue."""
         stuck = any(here < len(ops) for here, ops in zip(at, self.program.ranks, strict=True))
         if self.mismatched(at):
             return "mismatch, standstill" if stuck else "mismatch"
@@ -315,7 +315,7 @@ class _Paper:
                 yield (*at[:rank], here + 1, *at[rank + 1 :])
 
     def choices(self, at: Sequence[int]) -> Iterator[tuple[Place, int]]:
-        """Posted receives from anybody that have no source yet, each with a possible one."""
+        """Posted receives from any source that have no source yet, each with a possible one."""
         for rank, (here, ops) in enumerate(zip(at, self.program.ranks, strict=True)):
             for index, op in enumerate(ops[: here + 1]):
                 place = (rank, index)
@@ -328,7 +328,7 @@ class _Paper:
     def _has_sent(self, source: int, place: Place, at: Sequence[int]) -> bool:
         """Whether `source` has sent a message that no earlier receive of the rank takes.
 
-        (A receive from anybody that returns at once has a tag of its own: nobody competes.)
+        (An irecv from any source has a unique tag, so no other receive competes with it.)
         """
         rank, here = place
         channel = self._channel(self.program.ranks[rank][here], rank, source)
@@ -365,9 +365,9 @@ def unshrinkable_programs() -> st.SearchStrategy[Program]:
 
 
 class _Draft:
-    """A program in the making. Each event is put at the end of the ranks that take part.
+    """A program that is being built: each event is appended to the ranks that take part in it.
 
-    Since everybody takes part in events in the same order, a program without faults finishes.
+    Since all ranks take part in events in the same order, a program without faults finishes.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -379,7 +379,7 @@ class _Draft:
             size = rng.randint(2, world_size)
             self.groups.append(tuple(sorted(rng.sample(range(world_size), size))))
         self.handles = 0
-        self.from_anybody = 0
+        self.from_any_source = 0
 
     def program(self) -> Program:
         return Program(tuple(self.groups), tuple(tuple(ops) for ops in self.ranks))
@@ -405,13 +405,13 @@ class _Draft:
     def message(self) -> None:
         op = self.template("send")
         source, target = self.rng.sample(self.groups[op.group], 2)
-        receive: Any = self.rng.choice(RECEIVES if self.from_anybody < 3 else ("recv", "irecv"))
-        from_anybody = receive in ("recv_any", "irecv_any")
-        self.from_anybody += from_anybody
+        receive: Any = self.rng.choice(RECEIVES if self.from_any_source < 3 else ("recv", "irecv"))
+        from_any_source = receive in ("recv_any", "irecv_any")
+        self.from_any_source += from_any_source
         if receive == "irecv_any":
             op = replace(op, tag=10 + self.handles)  # see `_has_sent`
         self.add(source, replace(op, kind=self.rng.choice(SENDS), peer=target))
-        self.add(target, replace(op, kind=receive, peer=-1 if from_anybody else source))
+        self.add(target, replace(op, kind=receive, peer=-1 if from_any_source else source))
 
     def ring(self) -> None:
         """Each sends to the next and receives from the one before, one of both in advance."""
@@ -501,7 +501,7 @@ class _Draft:
         return True
 
     def block(self) -> bool:
-        """Nobody sends, or receives, in advance any more."""
+        """Make all isends, or all irecvs, blocking."""
         ahead, blocking = self.rng.choice((("isend", "send"), ("irecv", "recv")))
         if self.pick(ahead) is None:
             return False

@@ -306,7 +306,7 @@ def a_thread_waits() -> None:
 
 
 @correct(3)
-def from_anybody() -> None:
+def from_any_source() -> None:
     x = torch.ones(10)
     if me() == 0:
         for _ in range(2):

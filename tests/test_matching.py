@@ -57,7 +57,7 @@ class Call:
         return Call("", "", self.number, WAIT)
 
     def got(self, source: int) -> Call:
-        """It has received from anybody, and this is who sent."""
+        """It has received from any source, and this is the rank that sent."""
         return Call("", "", self.number, SOURCE, source)
 
 
@@ -66,7 +66,7 @@ def send(peer: int, content: str = "float32 x 4", tag: int = 0, kind: int = CALL
 
 
 def recv(peer: int = -1, content: str = "float32 x 4", tag: int = 0, kind: int = CALL) -> Call:
-    """Without a peer: from anybody."""
+    """Without a peer: from any source."""
     return Call("recv", content, next(_numbers), kind, peer, tag)
 
 
@@ -125,7 +125,7 @@ class Ranks:
 
     @property
     def stand_still(self) -> bool:
-        """Whether nobody can go on although everything fits."""
+        """Whether no rank can continue although all operations fit."""
         blocked = self.machine.blocked()
         on_its_way = any(self.machine.could_come(op) for op in blocked)
         fits = self.misfit is None
@@ -140,7 +140,7 @@ class Ranks:
 # ----------------------------------------------------------------------- messages
 
 
-def test_everybody_receives_before_anybody_sends() -> None:
+def test_all_ranks_receive_before_any_rank_sends() -> None:
     ranks = Ranks(2)
     ranks.does(0, recv(1))
     assert not ranks.stand_still  # rank 1 may still send
@@ -149,8 +149,8 @@ def test_everybody_receives_before_anybody_sends() -> None:
     assert ranks.waiting == [(0, "recv", (1,)), (1, "recv", (0,))]
 
 
-def test_everybody_sends_before_anybody_receives() -> None:
-    """However small the message: the backend's buffer is luck, not a rule."""
+def test_all_ranks_send_before_any_rank_receives() -> None:
+    """However small the message is: a program must not rely on the backend's buffer."""
     ranks = Ranks(2)
     ranks.does(0, send(1), recv(1))
     ranks.does(1, send(0), recv(0))
@@ -160,7 +160,7 @@ def test_everybody_sends_before_anybody_receives() -> None:
 
 @pytest.mark.parametrize("first", [send, recv])
 @pytest.mark.parametrize("n", [2, 3, 6])
-def test_a_ring_in_which_all_do_the_same_first(n: int, first: object) -> None:
+def test_a_ring_in_which_all_ranks_do_the_same_first(n: int, first: object) -> None:
     ranks = Ranks(n)
     for rank in range(n):
         calls = send((rank + 1) % n), recv((rank - 1) % n)
@@ -171,7 +171,7 @@ def test_a_ring_in_which_all_do_the_same_first(n: int, first: object) -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 6])
-def test_a_ring_that_posts_its_sends_first_gets_through(n: int) -> None:
+def test_a_ring_that_posts_its_sends_first_finishes(n: int) -> None:
     ranks = Ranks(n)
     for rank in range(n):
         posted = send((rank + 1) % n, kind=ISSUE)
@@ -218,7 +218,7 @@ def test_a_message_that_does_not_fit_its_receive() -> None:
     assert [op.name for op in ranks.misfit.ops] == ["send", "recv"]
 
 
-def test_a_message_that_nobody_receives_holds_up_nobody_who_does_not_wait_for_it() -> None:
+def test_an_unreceived_message_blocks_only_a_rank_that_waits_for_it() -> None:
     ranks = Ranks(2)
     ranks.does(0, send(1, kind=ISSUE), LEAVES)
     ranks.does(1, LEAVES)
@@ -244,7 +244,7 @@ def test_one_rank_leaves_without_the_last_collective() -> None:
 @pytest.mark.parametrize(
     "other", ["float32[4], MAX", "float64[4], SUM", "float32[2, 2], SUM", "float32[5], SUM"]
 )
-def test_collectives_that_meet_have_to_be_called_alike(other: str) -> None:
+def test_collectives_that_meet_must_have_equal_arguments(other: str) -> None:
     """Also where the backend would return wrong numbers without a word."""
     ranks = Ranks(2)
     ranks.does(0, all_reduce())
@@ -263,7 +263,7 @@ def test_collectives_in_another_order() -> None:
     assert ranks.misfit is not None
 
 
-def test_groups_in_another_order_stand_still_and_fit() -> None:
+def test_groups_in_another_order_deadlock_without_a_mismatch() -> None:
     ranks = Ranks(3)
     ranks.does(0, barrier(), barrier((0, 1)))
     ranks.does(1, barrier((0, 1)), barrier())
@@ -272,7 +272,7 @@ def test_groups_in_another_order_stand_still_and_fit() -> None:
     assert ranks.waiting[0] == (0, "barrier", (1, 2))
 
 
-def test_a_collective_under_way_blocks_only_who_waits_for_it() -> None:
+def test_a_collective_under_way_blocks_only_ranks_that_wait_for_it() -> None:
     ranks = Ranks(2)
     reduction = all_reduce(kind=ISSUE)
     ranks.does(0, reduction)
@@ -289,7 +289,7 @@ def test_a_collective_on_a_group_that_the_rank_is_not_in() -> None:
     assert ranks.misfit is not None and ranks.misfit.reason == "stranger"
 
 
-def test_groups_are_made_by_everybody_alike() -> None:
+def test_all_ranks_must_make_the_same_groups() -> None:
     ranks = Ranks(2)
     ranks.all_do(new_group("[0]"))
     assert ranks.misfit is None
@@ -298,10 +298,10 @@ def test_groups_are_made_by_everybody_alike() -> None:
     assert ranks.misfit is not None and ranks.misfit.reason == "new_group"
 
 
-# ----------------------------------------------------------------------- from anybody
+# ----------------------------------------------------------------------- from any source
 
 
-def test_a_receive_from_anybody_goes_on_when_something_comes() -> None:
+def test_a_receive_from_any_source_completes_when_a_message_arrives() -> None:
     ranks = Ranks(2)
     receive = recv()
     ranks.does(0, receive)
@@ -312,7 +312,7 @@ def test_a_receive_from_anybody_goes_on_when_something_comes() -> None:
     assert not ranks.waiting
 
 
-def test_a_receive_from_anybody_whom_nobody_sends_to() -> None:
+def test_a_receive_from_any_source_to_which_no_rank_sends() -> None:
     ranks = Ranks(3)
     ranks.does(0, recv())
     ranks.does(1, recv(2))
@@ -321,7 +321,7 @@ def test_a_receive_from_anybody_whom_nobody_sends_to() -> None:
     assert ranks.waiting[0] == (0, "recv", (1, 2))
 
 
-def test_what_comes_from_anybody_has_to_fit_too() -> None:
+def test_a_message_must_fit_a_receive_from_any_source_too() -> None:
     ranks = Ranks(2)
     receive = recv(content="int64 x 4")
     ranks.does(1, send(0, "float32 x 4"))
@@ -329,7 +329,7 @@ def test_what_comes_from_anybody_has_to_fit_too() -> None:
     assert ranks.misfit is not None and ranks.misfit.reason == "message"
 
 
-def test_it_may_be_known_who_sent_before_the_sender_is_followed_so_far() -> None:
+def test_the_source_may_be_known_before_the_senders_events_are() -> None:
     ranks = Ranks(2)
     receive = recv()
     ranks.does(0, receive, receive.got(1))
@@ -338,8 +338,8 @@ def test_it_may_be_known_who_sent_before_the_sender_is_followed_so_far() -> None
     assert not ranks.stand_still
 
 
-def test_a_receive_from_anybody_posted_ahead_lets_its_sender_go_on() -> None:
-    """Rank 0 comes to its wait only after the barrier, and rank 1 after its send."""
+def test_a_receive_from_any_source_posted_ahead_unblocks_its_sender() -> None:
+    """Rank 0 reaches its wait only after the barrier, and rank 1 the barrier after its send."""
     ranks = Ranks(2)
     receive = recv(kind=ISSUE)
     ranks.does(0, receive, barrier())
@@ -382,7 +382,7 @@ def test_threads_that_take_turns_are_followed_in_their_order(threads: tuple[int,
     assert ranks.waiting == []
 
 
-def test_threads_are_several_where_two_ranks_begin_with_different_ones() -> None:
+def test_two_ranks_that_begin_with_different_threads_have_several() -> None:
     ranks = Ranks(2)
     ranks.does(0, all_reduce("float32[1], SUM"), thread=7)
     assert not ranks.machine.several_threads(0)
@@ -392,7 +392,7 @@ def test_threads_are_several_where_two_ranks_begin_with_different_ones() -> None
     assert ranks.machine.several_threads(misfit.ops[0].record.group)
 
 
-def test_a_wait_in_a_thread_of_its_own() -> None:
+def test_a_wait_in_a_separate_thread() -> None:
     ranks = Ranks(2)
     receive = recv(1, kind=ISSUE)
     ranks.does(0, receive)
@@ -406,7 +406,7 @@ def test_a_wait_in_a_thread_of_its_own() -> None:
 # ----------------------------------------------------------------------- GPUs
 
 
-def test_an_operation_in_a_gpus_queue_blocks_nobody() -> None:
+def test_an_operation_in_a_gpus_queue_blocks_no_rank() -> None:
     ranks = Ranks(2)
     ranks.does(0, all_reduce(kind=QUEUE), send(1, kind=QUEUE))
     ranks.does(1, recv(0, kind=QUEUE))
@@ -414,14 +414,14 @@ def test_an_operation_in_a_gpus_queue_blocks_nobody() -> None:
     assert [op.name for op in ranks.machine.unmatched(0)] == ["all_reduce"]
 
 
-def test_operations_in_gpus_queues_have_to_fit_too() -> None:
+def test_operations_in_gpus_queues_must_fit_too() -> None:
     ranks = Ranks(2)
     ranks.does(0, all_reduce("float32[4], SUM", kind=QUEUE))
     ranks.does(1, all_reduce("float32[4], MAX", kind=QUEUE))
     assert ranks.misfit is not None
 
 
-def test_of_a_gpus_queue_the_oldest_operation_that_is_not_complete_is_told() -> None:
+def test_the_oldest_incomplete_operation_of_a_gpus_queue_is_named() -> None:
     """As the time limit's error needs it, from what the ranks wrote to their boards."""
     board = Board(2)
     watcher = Watcher(board, [os.getpid()] * 2)

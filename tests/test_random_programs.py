@@ -47,9 +47,9 @@ REPRODUCIBLE = settings(
 class Fed:
     """A `Machine` that is told what the ranks of a program did, in any order and in any portions.
 
-    `sources`: who receives from anybody heard from. Ranks are followed as far as a backend that
-    buffers lets them run, which is further than the strict rules do. `in_two`: a blocking
-    operation is issued and then waited for, as most backends do it.
+    `sources` has the source of each receive from any source. Ranks are followed as far as they get
+    on a backend that buffers, which is further than the strict rules allow. With `in_two`, a
+    blocking operation is issued and then waited for, as in most backends.
     """
 
     def __init__(self, program: Program, sources: oracle.Sources, in_two: bool = False) -> None:
@@ -57,7 +57,7 @@ class Fed:
         self.machine = Machine(program.world_size, self._describe)
         ran = oracle.reach(program, sources, buffered=True)
         self.records = [self._of_rank(r, ran[r], sources) for r in range(program.world_size)]
-        self.alarms = 0  # how often it looked, before the end, as if nobody could go on
+        self.alarms = 0  # how often it seemed, before the end, that no rank could continue
 
     def _of_rank(self, rank: int, ran: int, sources: oracle.Sources) -> list[Record]:
         """What a rank writes that has `ran` operations behind it, and may be in the next."""
@@ -81,7 +81,7 @@ class Fed:
         return records + ([_record(LEFT, ran)] if ran == len(ops) else [])
 
     def _source(self, rank: int, index: int, sources: oracle.Sources) -> list[Record]:
-        """Told once a receive from anybody has been waited for."""
+        """The record of the source, written once a receive from any source has been waited for."""
         source = sources.get((rank, index))
         return [] if source is None else [_record(SOURCE, index, peer=source)]
 
@@ -105,7 +105,7 @@ class Fed:
     def verdict(self, asleep: bool = False) -> str:
         """What the watcher would say now: an error, or "finish" for nothing as yet.
 
-        `asleep`: the system says that nobody does anything any more.
+        `asleep`: the operating system says that no rank does anything any more.
         """
         blocked = self.machine.blocked()
         misfit = self.machine.misfit if self.machine.free() else self.machine.likely_misfit()

@@ -268,7 +268,7 @@ def nobody_receives_64_megabytes() -> None:
 
 
 @fault(3, {0: ("recv", (1, 2), "dist.recv")}, "ranks 1 and 2", "from any rank")
-def nobody_sends_to_who_receives_from_anybody() -> None:
+def a_receive_from_any_source_without_a_sender() -> None:
     """Rank 0 expects one message more than there are."""
     if me():
         dist.send(torch.ones(1), 0)
@@ -283,7 +283,7 @@ def nobody_sends_to_who_receives_from_anybody() -> None:
      2: ("recv", (0,), "dist.recv")},
     "in a circle: rank 0 → rank 2 → rank 0",
 )  # fmt: skip
-def a_receive_from_anybody_that_has_its_message() -> None:
+def a_receive_from_any_source_that_has_its_message() -> None:
     """Rank 1 comes second, and nothing but the stillness of all ranks tells that."""
     if me() == 0:
         dist.irecv(torch.ones(1))
@@ -1024,7 +1024,7 @@ def _and_prints() -> None:
     ],
 )
 @pytest.mark.parametrize("wait", [_in_recv, _in_all_reduce])
-def test_who_waits_for_a_rank_that_is_busy(
+def test_a_rank_that_waits_for_a_busy_rank_is_named(
     busy: Function, pieces: list[str], wait: Function
 ) -> None:
     def waits() -> None:
@@ -1101,7 +1101,7 @@ def test_a_message_that_is_waited_for_before_it_is_changed(
     assert capsys.readouterr().out == ""
 
 
-def test_a_message_that_nobody_receives(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_that_no_rank_receives(capsys: pytest.CaptureFixture[str]) -> None:
     def lost() -> None:
         if me() == 0:
             dist.isend(torch.ones(10), 1, tag=4)
@@ -1117,7 +1117,7 @@ def test_a_message_that_nobody_receives(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.proof
-def test_ranks_that_wait_in_vain_beside_an_idle_thread() -> None:
+def test_ranks_that_deadlock_while_another_thread_is_idle() -> None:
     def waits() -> None:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
         dist.recv(torch.ones(1), 1 - me())
@@ -1167,7 +1167,7 @@ def test_memory_stays_the_same_over_many_steps() -> None:
             assert at_the_end - after_a_while < 2**20, memory
 
 
-def test_what_nobody_waits_for_in_python_is_let_go_of() -> None:
+def test_tensors_of_operations_without_a_wait_in_python_are_freed() -> None:
     """DDP's reducer waits in C++; what it has sent stays alive no longer than it keeps it."""
 
     def train() -> list[int]:

@@ -235,8 +235,8 @@ def _late_receiver() -> None:
         dist.recv(torch.empty(FLOATS), 0)
 
 
-def _from_anybody_in_a_twist() -> None:
-    """The receive from anybody is waited for last: its sender must not wait for that."""
+def _from_any_source_out_of_order() -> None:
+    """The rank waits last for its receive from any source; the sender must not wait for that."""
     first, second = torch.empty(FLOATS), torch.empty(FLOATS)
     if dist.get_rank() == 0:
         anybody, known = dist.irecv(first), dist.irecv(second, 1)
@@ -287,8 +287,8 @@ def _messages() -> Times:
         "both neighbours": lambda: _exchange((rank + 1) % 4, (rank - 1) % 4),
         "in order": _in_order,
         "late receiver": _late_receiver,
-        "from anybody": on({0: lambda: dist.recv(small), 1: lambda: dist.send(small, 0)}),
-        "from anybody in a twist": _from_anybody_in_a_twist,
+        "from any source": on({0: lambda: dist.recv(small), 1: lambda: dist.send(small, 0)}),
+        "from any source, out of order": _from_any_source_out_of_order,
         "two groups": two_groups,
         "two at once": two_at_once,
         "overlapped": overlapped,
@@ -311,8 +311,8 @@ def test_messages_share_ports_and_nothing_else() -> None:
         "both neighbours": a + 2 * whole,
         "in order": a + 2 * whole,
         "late receiver": 0.05 + ONE,
-        "from anybody": ONE,
-        "from anybody in a twist": 3 * ONE,
+        "from any source": ONE,
+        "from any source, out of order": 3 * ONE,
         "two groups": ring(SIZE, 2, LINK),
         "two at once": 2 * ring(SIZE, 2, LINK),
         "overlapped": max(0.1, ring(SIZE, 4, LINK)),
@@ -541,7 +541,7 @@ def test_a_deadlock_is_told_at_once() -> None:
 
 
 def _slow_backward() -> None:
-    """Both ranks sleep in C++ for a second, each with a message that nobody has received yet."""
+    """Both ranks sleep in C++ for a second, each with a message that is not received yet."""
     other = 1 - dist.get_rank()
     message, model = torch.ones(1), DistributedDataParallel(nn.Linear(50, 10, bias=False))
     sent = dist.isend(message, other, tag=1)
