@@ -159,6 +159,7 @@ def test_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+@pytest.mark.slow
 @entry("REPLICATE", "FULLY_SHARD", breaks="checks do not see that an answer calls the function")
 def test_modules_that_define_what_learners_write() -> None:
     functions = {internals.REPLICATE: "replicate", internals.FULLY_SHARD: "fully_shard"}
@@ -259,6 +260,7 @@ def test_backward_code() -> None:
     assert internals.backward_code() in found
 
 
+@pytest.mark.slow
 @entry("has_saved_tensors_hooks", breaks="Zero3 frees parameters while a checkpoint recomputes")
 def test_has_saved_tensors_hooks() -> None:
     seen = []
@@ -340,6 +342,7 @@ def test_ddp_buckets(group: Any) -> None:
     assert named == {id(p) for p in model.parameters() if p.requires_grad}
 
 
+@pytest.mark.slow
 @entry("is_joining", breaks="in `join`, ranks broadcast the buffers of a rank without batches")
 def test_is_joining(group: Any) -> None:
     from dtlab.parallel.data import DataParallel
@@ -708,13 +711,8 @@ def test_each_docstring_says_since_which_version() -> None:
 
 def test_each_entry_is_used() -> None:
     """An entry that dtlab no longer uses is removed."""
-    used = {
-        getattr(node, "attr", None) or getattr(node, "id", None)
-        for tree in trees().values()
-        for node in ast.walk(tree)
-    }
-    used |= {"FUNCTIONAL_OPERATORS", "WARN_NOT_IN_GROUP"}  # in the module itself too
-    assert not entries().keys() - used
+    words = {word for text in texts().values() for word in re.findall(r"\w+", text)}
+    assert not entries().keys() - words
 
 
 @pytest.mark.slow
@@ -745,11 +743,11 @@ def names_of_torch() -> frozenset[str]:
 
 
 @functools.cache
-def trees() -> dict[str, ast.Module]:
+def texts() -> dict[str, str]:
     """The modules of dtlab, by their paths, without the one for private names."""
     found = sorted((ROOT / "dtlab").rglob("*.py"))
     return {
-        str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8"))
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for path in found
         if path.name != "torch_internals.py"
     }
@@ -758,19 +756,9 @@ def trees() -> dict[str, ast.Module]:
 @functools.cache
 def names_of_dtlab() -> frozenset[str]:
     """The names that dtlab itself gives to functions, classes, attributes and variables."""
-    nodes = [node for tree in trees().values() for node in ast.walk(tree)]
-    given = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    given |= {node.id for node in nodes if isinstance(node, ast.Name) and is_stored(node)}
-    return frozenset(given | {name for tree in trees().values() for name in attributes_set(tree)})
-
-
-def is_stored(node: ast.Name | ast.Attribute) -> bool:
-    return isinstance(node.ctx, ast.Store)
-
-
-def attributes_set(tree: ast.Module) -> set[str]:
-    """The attributes to which a module assigns."""
-    return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and is_stored(n)}
+    assigned = r"(?:def|class) (\w+)|(\w+)(?:, [\w., ]+)?(?:: [^=\n]+)? = "
+    every = "\n".join(texts().values())
+    return frozenset(name for found in re.findall(assigned, every) for name in found if name)
 
 
 # Private names of other libraries, which dtlab does not define either.
@@ -807,47 +795,56 @@ ALLOWED = {
 }
 
 
-def private_uses(file: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The lines and texts where a module uses a private name, or a private module, of torch."""
+def private_uses(code: str) -> Iterator[tuple[int, str]]:
+    """The lines and texts where code uses a private name, or a private module, of torch."""
+    nodes = [*ast.walk(ast.parse(code))]
     roots: set[str] = set()  # names that stand for torch or something in it
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
+    for node in nodes:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = getattr(node, "module", None)
             for alias in node.names:
-                if alias.name.split(".")[0] == "torch":
-                    roots.add(alias.asname or "torch")
-                    if any(map(is_private, alias.name.split("."))):
+                parts = [*(module.split(".") if module else ()), *alias.name.split(".")]
+                if parts[0] == "torch":
+                    roots.add(alias.asname or ("torch" if module is None else alias.name))
+                    if any(is_private(part) or part in INTERNAL_MODULES for part in parts):
                         yield node.lineno, ast.unparse(node)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
-            roots |= {alias.asname or alias.name for alias in node.names}
-            parts = [*str(node.module).split("."), *(alias.name for alias in node.names)]
-            if any(is_private(part) or part in INTERNAL_MODULES for part in parts):
-                yield node.lineno, ast.unparse(node)
-    functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    here = attributes_set(tree) | functions
-    for node in ast.walk(tree):
+    here = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}  # methods and such
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    here |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    for node in nodes:
         if isinstance(node, ast.Attribute):
-            text, name, root = ast.unparse(node), node.attr, root_of(node)
-            is_own = ast.unparse(node.value) in ("self", "cls", "super()") and name in here
-            if name in INTERNAL_MODULES and root in roots:
-                yield node.lineno, text
-            elif not is_private(name) or is_own or name in NOT_OF_TORCH:
-                continue
-            elif root in roots or name in names_of_torch() or name not in names_of_dtlab():
-                yield node.lineno, text
+            if is_of_torch(node, roots, here):
+                yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.ClassDef):
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and is_private(method.name):
-                    bases = " ".join(map(ast.unparse, node.bases))
-                    if hasattr(nn.Module, method.name) and "Module" in bases:
-                        yield method.lineno, f"def {method.name}"
+            bases = " ".join(map(ast.unparse, node.bases))
+            for method in node.body if "Module" in bases else ():
+                name = getattr(method, "name", "")
+                if is_private(name) and hasattr(nn.Module, name):
+                    yield method.lineno, f"def {name}"
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            in_torch = re.fullmatch(r"torch[\w./]*[./]_\w[\w./]*|_?c10d\w*\.py", node.value)
-            if in_torch or node.value in names_of_torch() or node.value in INTERNAL_MODULES:
+            path = re.fullmatch(r"torch[\w./]*[./]_\w[\w./]*|_?c10d\w*\.py", node.value)
+            if path or node.value in names_of_torch() or node.value in INTERNAL_MODULES:
                 yield node.lineno, repr(node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("path.join"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "join":
             parts = [each.value for each in node.args if isinstance(each, ast.Constant)]
             if "torch" in parts and parts[-1]:  # a file of torch; a folder is public
                 yield node.lineno, ast.unparse(node)
+
+
+def is_of_torch(node: ast.Attribute, roots: set[str], here: set[str]) -> bool:
+    """Whether an attribute is a private one of torch's, or of an unknown library's.
+
+    `here` are the names that the same file defines: they are its own after `self`.
+    """
+    name = node.attr
+    if name in INTERNAL_MODULES:
+        return root_of(node) in roots
+    if not is_private(name) or name in NOT_OF_TORCH:
+        return False
+    if name in here and ast.unparse(node.value) in ("self", "cls", "super()"):
+        return False
+    known = name in names_of_torch() or root_of(node) in roots
+    return known or name not in names_of_dtlab()
 
 
 INTERNAL_MODULES = ("distributed_c10d", "c10d_logger")  # not documented, and no underscore
@@ -877,7 +874,7 @@ def root_of(node: ast.expr) -> str:
     ],
 )  # fmt: skip
 def test_the_search_finds(code: str) -> None:
-    assert [*private_uses("", ast.parse(code))]
+    assert [*private_uses(code)]
 
 
 @pytest.mark.parametrize(
@@ -886,14 +883,15 @@ def test_the_search_finds(code: str) -> None:
      "'torch.distributed.fsdp'", "class A:\n    def _apply(self): ..."],
 )  # fmt: skip
 def test_the_search_finds_nothing_in(code: str) -> None:
-    assert not [*private_uses("", ast.parse(code))]
+    assert not [*private_uses(code)]
 
 
+@pytest.mark.slow
 def test_only_this_module_uses_private_names_of_torch() -> None:
-    found = {(file, text): line for file, tree in trees().items()
-             for line, text in private_uses(file, tree)}  # fmt: skip
-    wrong = [f"{file}, line {line}: {text}" for (file, text), line in found.items()
-             if (file, text) not in ALLOWED]  # fmt: skip
+    found = {(file, use): line for file, text in texts().items()
+             for line, use in private_uses(text)}  # fmt: skip
+    wrong = [f"{file}, line {line}: {use}" for (file, use), line in found.items()
+             if (file, use) not in ALLOWED]  # fmt: skip
     assert not wrong, (
         "Private names of PyTorch belong into dtlab/torch_internals.py, with a test here:\n"
         + "\n".join(wrong)
