@@ -1,4 +1,4 @@
-"""A class in a folder of its own: an assignment, what people hand in, and what comes of it."""
+"""A class in a temporary folder: an assignment, its submissions, and the results of grading."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dtlab.classroom.workers.tasks import Done, Task
 ROOT = Path(__file__).parent.parent
 SOLUTIONS = ROOT / "solutions" / "01_ranks_and_collectives"
 NAME = "week-1"
-QUICK = "01/step,01/averages"  # of Level I: judged in a moment
+QUICK = "01/step,01/averages"  # of Level I, which is judged quickly
 
 
 class Class:
@@ -57,7 +57,7 @@ class Class:
         return notebook
 
     def hand_in(self, student: str, *but: str, when: str = "") -> Path:
-        """Hands in all notebooks, solved save for some parts; returns the folder."""
+        """Hands in all notebooks, solved except for some parts; returns the folder."""
         folder = self.folder / "submitted" / student / NAME
         folder.mkdir(parents=True, exist_ok=True)
         for level in self.assignment.notebooks:
@@ -73,7 +73,7 @@ class Class:
         return {outcome.student: outcome for outcome in done}
 
     def command(self, *words: str, **options: Any) -> subprocess.Popen[str]:
-        """`dtlab grade` as a process of its own."""
+        """Starts `dtlab grade` as a separate process."""
         told: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         process = subprocess.Popen(
             [sys.executable, "-m", "dtlab", "grade", NAME, *words], cwd=self.folder,
@@ -83,7 +83,7 @@ class Class:
         return process
 
     def end_processes(self) -> None:
-        """Those that a failed test has left."""
+        """Ends the processes that a failed test has left."""
         for process in self._processes:
             with process:
                 process.kill()
@@ -114,14 +114,14 @@ class Class:
         return self.folder / "autograded" / student / NAME / f"{level}.ipynb"
 
     def outputs(self, student: str, part: str, level: str = "01_level_1") -> str:
-        """What stands below a graded cell, as it is in the file."""
+        """The outputs of a graded cell, as they are in the file."""
         notebook = json.loads(self.autograded(student, level).read_text())
         cells = {cell["id"]: cell for cell in notebook["cells"]}
         return json.dumps(cells[f"{part}-check"]["outputs"])
 
 
 class Kept:
-    """An engine that outlives its runs, so that tests need not wait for a server each time."""
+    """An engine that stays open between runs, so that tests wait for a server only once."""
 
     def __init__(self, jobs: int = 2) -> None:
         self.engine = LocalEngine(jobs, lambda *_: None)
@@ -136,16 +136,16 @@ class Kept:
         return self.engine.submit(task)
 
     def close(self) -> None:
-        """It stays."""
+        """Does nothing, because the engine stays open."""
 
 
 def judged(tasks: Sequence[Task]) -> list[str]:
-    """Whose work was judged, in order of names."""
+    """The students whose work was judged, in order of names."""
     return sorted(task.student for task in tasks)
 
 
 def without_seconds(record: Record) -> list[tuple[Any, ...]]:
-    """All of a verdict that has to be the same when it is repeated."""
+    """The fields of a verdict that must be equal when judging is repeated."""
     return [
         (name, part.part, part.grade_id, part.score, part.max_score, part.seed, part.criteria)
         for name, parts in record.notebooks.items()

@@ -1,4 +1,4 @@
-"""What every test shares: nothing may stay behind, and which tests run when.
+"""Fixtures that all tests share, the check that nothing stays behind, and which tests run when.
 
     make check   the tests without a mark: each takes less than a third of a second
     make test    those marked `slow` and `browser` too
@@ -31,7 +31,7 @@ from tests.staying import BENCH
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give this run a temporary folder of its own, and no more than its share of the cores."""
+    """Give this run a separate temporary folder, and no more than its share of the cores."""
     os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="dtlab-tests-")
     os.environ.update(compiler_cache(os.environ))
     torch.set_num_threads(1)  # there are as many workers as cores, and ranks besides
@@ -83,7 +83,7 @@ def nothing_stays() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing stays of a slow test."""
+    """Checks that a slow test leaves nothing behind."""
     slow = request.node.get_closest_marker("slow") is not None
     with nothing_stays() if slow else nullcontext():
         yield
@@ -91,7 +91,7 @@ def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_stays_of_a_module() -> Iterator[None]:
-    """Nor of the quick tests of a file, whose fixtures count too."""
+    """Checks the same of the quick tests of a file, and of its fixtures."""
     with nothing_stays():
         yield
 
@@ -113,5 +113,5 @@ def heeds_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """A place for a script, in a folder of its own."""
+    """The path of a script in an empty folder."""
     return tmp_path / "script.py"

@@ -18,7 +18,7 @@ def only(findings: Iterable[Finding]) -> Finding:
 
 
 def fake_module(folder: Path, name: str, **files: str) -> str:
-    """Makes a package of that name in a folder; returns what PYTHONPATH has to be."""
+    """Makes a package of that name in a folder; returns the PYTHONPATH to find it."""
     for file, text in files.items():
         path = folder / name / f"{file}.py"
         path.parent.mkdir(exist_ok=True)

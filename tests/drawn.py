@@ -35,7 +35,7 @@ def programs_words(text: str) -> list[str]:
 
 
 def check_layout(figure: Figure) -> None:
-    """It has a title, and words for who does not see it; none lie beyond it or on others."""
+    """Check that it has a title and an alt text, and that its texts are on it and apart."""
     (title,) = [text for text in figure.texts if text.get_gid() == "title"]
     assert figure.alt_text.startswith(title.get_text())
     assert len(figure.alt_text) > 60

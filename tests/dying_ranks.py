@@ -1,4 +1,4 @@
-"""Parameter servers whose workers die: `python -m tests.dying_ranks FOLDER` prints what became.
+"""Parameter servers whose workers die: `python -m tests.dying_ranks FOLDER` prints the results.
 
 The ranks are forked here and meet through a file in FOLDER: no launcher looks after them.
 """
@@ -76,7 +76,7 @@ def _die(how: str, worker: ParameterWorker) -> None:
     if how == "raises":
         raise ArithmeticError("this worker fails")
     kinds = {"killed in a push": PUSH, "killed in a pull": PULL}
-    if how in kinds:  # the servers hear what it is about to do, and then nothing
+    if how in kinds:  # the servers get the header of a message, and then nothing
         for server in worker._servers:
             server.line.send(server.shard.header(kinds[how], 1, [1]))
         worker._finish()

@@ -1,4 +1,4 @@
-"""Notebooks as learners hand them in, and what has to hold of what `repair` makes of them."""
+"""Notebooks as learners hand them in, and what must hold once `repair` has repaired them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def data(notebook: object) -> bytes:
 
 
 def work() -> Tree:
-    """Level II as a learner hands it in: all parts answered, and cells of one's own."""
+    """Level II as a learner hands it in: all parts answered, and the learner's own cells."""
     notebook = tree(LEVEL_2)
     for part in PARTS:
         at(notebook, part)["source"] = answer(part)
@@ -89,7 +89,7 @@ def earned(notebook: NotebookNode) -> tuple[str, ...]:
         if one.cell_type == "code" and one.source not in handed_out:
             try:
                 exec(one.source, names)
-            except Exception:  # noqa: BLE001  as a notebook goes on with the next cell
+            except Exception:  # noqa: BLE001  a notebook runs the next cell
                 continue
     return tuple(part for part in PARTS if part in passed)
 

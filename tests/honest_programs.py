@@ -1,6 +1,6 @@
 """Correct programs, in the patterns of PyTorch's own tutorials: none may ever raise an alarm.
 
-Each is a plain function that runs on every rank, takes nothing and knows nothing of dtlab.
+Each is a plain function that runs on every rank, has no parameters and does not use dtlab.
 `PROGRAMS` holds them all by name; `world_size` says on how many ranks each is meant to run.
 """
 
@@ -170,7 +170,7 @@ def receive_from_any_source() -> None:
 
 @program(3)
 def parameter_server() -> None:
-    """Rank 0 serves parameters to whoever asks; workers ask, compute, and say when to stop."""
+    """Rank 0 serves parameters on request; workers request, compute, and say when they stop."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         weights, working = torch.zeros(4), size - 1
@@ -292,7 +292,7 @@ def asynchronous_all_reduces() -> None:
 
 @program(3, heavy=True)
 def asynchronous_and_forgotten_until_late() -> None:
-    """One all-reduce stays in flight during a second of work before anybody asks for it."""
+    """One all-reduce stays in flight during a second of work before a rank waits for it."""
     tensor = torch.ones(10)
     work = dist.all_reduce(tensor, async_op=True)
     time.sleep(1.2 if dist.get_rank() == 1 else 0.1)
@@ -351,7 +351,7 @@ def one_rank_waits_for_a_child() -> None:
 
 @program(3)
 def disk_work() -> None:
-    """Rank 0 prepares data on disk while the others stand at the barrier; then all read it."""
+    """Rank 0 prepares data on disk while the others wait at the barrier; then all read it."""
     folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
     dist.broadcast_object_list(folder, src=0)
     file = Path(folder[0]) / "data.bin"
@@ -478,7 +478,7 @@ def messages_from_a_thread() -> None:
 
 @program(2)
 def one_rank_only_groups() -> None:
-    """Groups of one rank: their collectives need nobody."""
+    """Groups of one rank, whose collectives need no other rank."""
     groups = [dist.new_group([rank]) for rank in range(2)]
     if dist.get_rank() == 0:
         for _ in range(5):
@@ -589,7 +589,7 @@ def ddp_with_a_slow_rank() -> None:
 
 @program(2, heavy=True)
 def ddp_with_unused_parameters() -> None:
-    """Ranks take different branches; find_unused_parameters lets DDP know."""
+    """Ranks take different branches; DDP finds them with find_unused_parameters."""
 
     class Branches(nn.Module):
         def __init__(self) -> None:
@@ -1001,7 +1001,7 @@ def group_made_and_destroyed() -> None:
 
 @program(2)
 def exception_that_is_caught() -> None:
-    """A rank that meets an error of its own, catches it, and goes on."""
+    """A rank that catches its own error and continues."""
     with contextlib.suppress(TypeError, AttributeError, RuntimeError, ValueError):
         dist.all_reduce("no tensor")
     if dist.get_rank() == 0:

@@ -1,9 +1,8 @@
 """Correct programs of other styles: none may raise an alarm or a warning.
 
-Each checks its own result. They are written as people write them who use more of PyTorch than its
-tutorials do: hooks and optimizers that communicate, several threads and groups, stores and RPC,
-models that are split in two ways. Most leave the ranks as they found them, so that many can run
-one after the other in one launch.
+Each checks its own result. They use more of PyTorch than its tutorials do: hooks and optimizers
+that communicate, several threads and groups, stores and RPC, models that are split in two ways.
+Most leave the ranks as they found them, so that many can run one after the other in one launch.
 """
 
 from __future__ import annotations
@@ -699,7 +698,7 @@ def remote_calls() -> None:
 
 @program(4, shared=True)
 def rank_0_evaluates_and_logs() -> None:
-    """Rank 0 evaluates, logs and decides alone; the others wait for its word for a while."""
+    """Rank 0 evaluates, logs and decides alone; the others wait a while for its message."""
     model = _network()
     best = torch.tensor([-1.0])
     for epoch in range(2):
@@ -956,7 +955,7 @@ def _shared_folder() -> str:
 
 @program(2, shared=True)
 def asynchronous_checkpoint() -> None:
-    """Training goes on while dcp.async_save writes, with a process group of its own."""
+    """Training continues while dcp.async_save writes on a separate process group."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 

@@ -90,13 +90,13 @@ def test_attacks_find_what_they_reach_for() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_what_is_not_as_it_should_be_is_said(judging: Judging) -> None:
+def test_each_objection_to_an_outcome_is_named(judging: Judging) -> None:
     wrong = {"earns": {"reduce_scatter": 8.0}, "says": ["well done"], "hides": ["handed in"]}
     outcome = judging.judge(replace(NO_FILE, **wrong, seconds=0.001))
     points, unsaid, said, seconds = outcome.objections
     assert points.startswith("it earned")
-    assert unsaid == "nobody says 'well done'"
-    assert said == "somebody says 'handed in'"
+    assert unsaid == "no text says 'well done'"
+    assert said == "a text says 'handed in'"
     assert seconds.endswith("s, and 0.001 are enough")
 
 
@@ -136,7 +136,7 @@ def test_a_file_that_is_left_is_noticed() -> None:
         assert left_behind(before) == [f"files: {file.name}"]
 
 
-def test_a_judge_that_is_stuck_is_brought_back() -> None:
+def test_a_judge_that_hangs_is_interrupted() -> None:
     with pytest.raises(Stuck), guard(0.05):
         time.sleep(20)
 

@@ -66,7 +66,7 @@ def measure(
 
 
 def main() -> None:
-    """Print the table. Nobody watches: that costs a message more than a built-in collective."""
+    """Print the table. The watcher is off: it costs more for a message than for a collective."""
     os.environ["DTLAB_UNWATCHED"] = "1"
     print("time of ours / time of gloo's all_reduce (float32, sum)")
     print(f"{'ranks':>5} {'size':>7} {'gloo ms':>8}", *(f"{name:>12}" for name in ALL_REDUCES))

@@ -96,7 +96,7 @@ def on_the_wire() -> None:
 
 
 def exposed_on_the_wire(trace: dtlab.Trace, rank: int) -> dict[str, float]:
-    """Median seconds that a step goes on after its last block, beyond a step that sends nothing.
+    """Median seconds that a step takes after its last block, beyond a step that sends nothing.
 
     Until then there is something to compute. (DDP waits in C++, which the trace does not see.)
     """
@@ -120,7 +120,7 @@ def _slow_gpt() -> nn.Module:
 
 
 def main() -> None:
-    """Print ratios. Nobody watches, as in the other benchmarks."""
+    """Print ratios. The watcher is off, as in the other benchmarks."""
     os.environ["DTLAB_UNWATCHED"] = "1"
     print("data parallelism: a GPT of 0.9 million parameters, gloo")
     for ranks in (2, 4):

@@ -33,7 +33,7 @@ def _fully_sharded(module: GPT) -> nn.Module:
 
 
 def _alone(module: GPT) -> nn.Module:
-    """Nothing travels, and Adam steps as many elements as a rank has."""
+    """Nothing is sent, and Adam updates only as many elements as a rank holds."""
     sizes = itertools.accumulate(one.numel() for one in module.parameters())
     share = sum(one.numel() for one in module.parameters()) / dist.get_world_size()
     own = [one for one, size in zip(module.parameters(), sizes, strict=True) if size <= share]
@@ -89,7 +89,7 @@ def peak(name: str) -> int:
     for _ in range(2):
         step(tokens)
     trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     for _ in range(3):
         step(tokens)
     return _status("VmHWM") - before

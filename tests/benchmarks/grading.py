@@ -55,7 +55,7 @@ class Class:
         nbformat.write(notebook, place / "01_level_2.ipynb")
 
     def healthy(self, draw: random.Random) -> NotebookNode:
-        """All four parts, each with one of the answers that people give and that come back."""
+        """A notebook with all four parts, each with one of the known right answers."""
         notebook = nbformat.from_dict(self.released)
         for part in known_parts():
             if (part.unit, part.level) == ("01", 2):
@@ -68,7 +68,7 @@ class Class:
         return notebook
 
     def hanging(self, draw: random.Random) -> NotebookNode:
-        """A healthy one with a loop that does not end: in a cell of one's own."""
+        """A healthy notebook with an endless loop in a cell that the learner has added."""
         notebook = self.healthy(draw)
         own = nbformat.v4.new_code_cell(HANG, id="own")
         notebook.cells.insert(3, own)
@@ -152,7 +152,7 @@ def overhead(group: Class) -> None:
 
 
 def spread(group: Class, cores: float) -> None:
-    """What several jobs make of the cores."""
+    """Print how well several jobs use the cores."""
     wall, cpu = timed(lambda: group.grade("healthy-*", jobs=int(cores)))
     print(
         f"  {int(cores)} jobs: {wall:.1f} s for {HEALTHY}, {wall / HEALTHY:.2f} s each; they take "

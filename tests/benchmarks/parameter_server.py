@@ -107,7 +107,7 @@ def measure(pairs: int = PAIRS) -> dict[str, tuple[float, float]]:
 
 
 def main() -> None:
-    """Print the table. Nobody watches, as in the other benchmarks."""
+    """Print the table. The watcher is off, as in the other benchmarks."""
     os.environ["DTLAB_UNWATCHED"] = "1"
     print(f"parameter server: {WORKERS} workers, {SERVERS} servers, messages of 4 MB (goal: 0.60)")
     run = dtlab.launch(measure, world_size=SERVERS + WORKERS, trace=False, timeout=120)

@@ -1,7 +1,7 @@
 """What watching and recording cost: one operation, and the step of a small GPT.
 
-Launches that are left alone, watched, and recorded (and watched) take turns. A step's figures are
-the medians of the ratios in each turn. They swing, since two ranks that wait for each other are at
+Launches take turns: unwatched, watched, and recorded (and watched). A step's figures are the
+medians of the ratios in each turn. They swing, since two ranks that wait for each other are at
 the scheduler's mercy; what an operation costs alone, on a single rank, is steady.
 """
 
@@ -97,7 +97,7 @@ def operation_seconds() -> float:
 
 
 def launched(kind: str, fn: Callable[..., Any], *args: Any, world_size: int) -> list[Any]:
-    """What the ranks return when they are left alone, watched, or recorded."""
+    """What the ranks return in a launch that is unwatched, watched, or recorded."""
     if kind == "alone":
         os.environ["DTLAB_UNWATCHED"] = "1"
     try:

@@ -68,39 +68,39 @@ def agreement(count: int) -> list[str]:
 # ------------------------------------------------------------------------- speed
 
 
-def _stands_still_now() -> None:
-    """Right before a rank does what it never comes back from."""
+def _print_time_of_standstill() -> None:
+    """Print the time, right before this rank makes a call that never returns."""
     print(time.monotonic(), flush=True)  # the same clock in all processes of a machine
 
 
 def all_receive() -> None:
-    _stands_still_now()
+    _print_time_of_standstill()
     dist.recv(torch.ones(4), (dist.get_rank() - 1) % dist.get_world_size())
 
 
 def all_send() -> None:
     message = torch.ones(4_000_000)
-    _stands_still_now()
+    _print_time_of_standstill()
     dist.send(message, (dist.get_rank() + 1) % dist.get_world_size())
 
 
 def all_wait() -> None:
     work = dist.irecv(torch.ones(4), (dist.get_rank() + 1) % dist.get_world_size())
-    _stands_still_now()
+    _print_time_of_standstill()
     assert work is not None
     work.wait()
 
 
 def one_leaves() -> None:
     for _ in range(3 if dist.get_rank() == 0 else 4):
-        _stands_still_now()
+        _print_time_of_standstill()
         dist.all_reduce(torch.ones(4))
 
 
 def one_comes_late() -> None:
     if dist.get_rank() == 0:
         time.sleep(0.4)
-    _stands_still_now()
+    _print_time_of_standstill()
     if dist.get_rank() == 0:
         dist.recv(torch.ones(4), 1)
     dist.barrier()
@@ -120,14 +120,14 @@ HANG_KINDS: tuple[Callable[[], None], ...] = (
 
 
 def seconds_to_the_error(hang: Callable[[], None], world_size: int) -> float:
-    """From the moment at which the last rank stands still to the error."""
+    """Seconds from the moment at which the last rank is blocked to the error."""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             dtlab.launch(hang, world_size=world_size, timeout=20)
     except dtlab.DeadlockError as error:
         now = time.monotonic()
         return now - max(float(line) for text in error.stdout for line in text.split())
-    raise AssertionError(f"{hang.__name__} came back")
+    raise AssertionError(f"{hang.__name__} returned")
 
 
 def speed() -> None:

@@ -78,7 +78,7 @@ def peak(name: str, gives_back: bool) -> int:
     if gives_back:
         for which in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
             ctypes.CDLL(None).mallopt(which, 2**17)
-    for each in PAIRS.values():  # what is imported on the way counts for nobody
+    for each in PAIRS.values():  # imports must not count for either
         each(GPT(GPTConfig(num_layers=1, width=4)), None)
     before = _memory("VmRSS")
     pair = PAIRS[name](GPT(LARGE), None)

@@ -69,12 +69,12 @@ def running_in(course: Path, folder: Path) -> Iterator[str]:
 def _running(
     command: list[str], place: Path, folder: Path, autosave: int = 120
 ) -> Iterator[str]:
-    """A JupyterLab of somebody who has never used it."""
+    """JupyterLab as a new user has it."""
     runtime = folder / "runtime"
     mine = ("JUPYTER", "IPYTHON", "XDG_", "DISPLAY", "WAYLAND_DISPLAY")
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(mine)},
-        "HOME": str(folder / "home"),  # of somebody who has never used Jupyter
+        "HOME": str(folder / "home"),  # of a user who has never used Jupyter
         "JUPYTER_RUNTIME_DIR": str(runtime),
         "JUPYTERLAB_SETTINGS_DIR": str(user_settings(folder / "settings", autosave)),
     }
@@ -151,7 +151,7 @@ class Notebook:
         self.wait_until_idle()
 
     def wait_until_idle(self, timeout: float = 60.0) -> None:
-        """Wait until the kernel has nothing left to do."""
+        """Wait until the kernel is idle."""
         self.page.locator('.jp-NotebookPanel-toolbar [data-status="idle"]').first.wait_for(
             timeout=timeout * 1000
         )

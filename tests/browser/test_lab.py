@@ -93,7 +93,7 @@ def test_a_newcomer_is_asked_nothing(lab: str) -> None:
 
 
 @pytest.mark.proof
-def test_the_terminal_knows_the_command(lab: str, tmp_path: Path) -> None:
+def test_the_terminal_finds_the_command(lab: str, tmp_path: Path) -> None:
     told = tmp_path / "told"
     with chromium() as browser:
         page = browser.new_page()
@@ -134,9 +134,9 @@ def test_a_lesson_runs_beside_another_notebook(notebook: Notebook, lab: str) -> 
     notebook.begin_all()
     launches = "sum(dtlab.launch(lambda: 1).values[0] for _ in range(50))"
     cell = exercise.cell("import dtlab")
-    exercise.write(cell, f"import dtlab\nprint({launches}, 'came back')")
+    exercise.write(cell, f"import dtlab\nprint({launches}, 'finished')")
     exercise.run(cell)
-    assert "50 came back" in cell.locator(".jp-OutputArea").inner_text()
+    assert "50 finished" in cell.locator(".jp-OutputArea").inner_text()
     exercise.shut_down()
     notebook.end_all()
     assert notebook.unexecuted() == 0

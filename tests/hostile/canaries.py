@@ -50,7 +50,7 @@ class Canaries:
         self._undo.close()
 
     def told(self, text: str) -> list[str]:
-        """The places whose mark stands in a text."""
+        """The places whose mark occurs in a text."""
         return [place for place, mark in self.marks.items() if mark in text]
 
     def course_files(self) -> dict[str, bytes]:
@@ -86,7 +86,7 @@ class Canaries:
         Path(self.places["git_object"]).parent.mkdir(parents=True)
         Path(self.places["git_object"]).write_bytes(zlib.compress(blob))
         self.places["pipe"] = str(folder / "pipe")
-        os.mkfifo(folder / "pipe")  # who opens it waits for somebody who writes
+        os.mkfifo(folder / "pipe")  # opening it to read blocks until it has a writer
         self.places["course"] = str(folder)
 
     @contextlib.contextmanager
@@ -123,7 +123,7 @@ class Canaries:
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """A port and an abstract socket of the host's, which tell everybody who asks."""
+        """A port and an abstract socket of the host, which send their mark to any client."""
         name = f"dtlab-hostile-{os.getpid()}"
         self.places["abstract"] = name
         unix = socket.socket(socket.AF_UNIX)
@@ -140,7 +140,7 @@ class Canaries:
 
 @contextlib.contextmanager
 def _served(server: socket.socket, mark: str) -> Iterator[None]:
-    """Sends a mark to everybody who connects."""
+    """Sends a mark to every client that connects."""
     thread = threading.Thread(target=_serve, args=(server, mark.encode()), daemon=True)
     thread.start()
     try:

@@ -75,7 +75,7 @@ def another_way(name: str, tries: str, answer: str, *says: str, seconds: float =
 CATALOGUE = [
     another_way(
         "through the store",
-        "Moves the data through the store that ranks meet at, whose bytes nobody counts.",
+        "Moves the data through the store that ranks meet at, whose bytes are not counted.",
         """
         def ring_all_reduce(tensor, group=None):
             share(tensor, group, store().set, store().get)
@@ -83,7 +83,7 @@ CATALOGUE = [
     ),
     another_way(
         "through short connections",
-        "Moves the data over TCP connections that are closed before anybody looks at them.",
+        "Moves the data over TCP connections that are closed before they are counted.",
         """
         def ring_all_reduce(tensor, group=None):
             members = dist.get_process_group_ranks(group)
@@ -184,7 +184,7 @@ CATALOGUE = [
     ),
     another_way(
         "through System V's memory",
-        "Moves the data through shared memory that has a number in place of a file.",
+        "Moves the data through shared memory that has a number instead of a file.",
         """
         def ring_all_reduce(tensor, group=None):
             import ctypes

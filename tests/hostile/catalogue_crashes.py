@@ -87,7 +87,7 @@ CATALOGUE = [
     cell("a loop", "Does not end.", "while True: pass", STILL_RUNNING, quick=True),
     cell(
         "deaf to signals",
-        "Ignores all signals that can be ignored, catches every exception, and goes on.",
+        "Ignores all signals that can be ignored, catches every exception, and continues.",
         """
         import signal, time
         for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
@@ -133,7 +133,7 @@ CATALOGUE = [
         """,
         STILL_RUNNING,
     ),
-    cell("a question", "Asks whoever sits there.", 'input("your name: ")'),
+    cell("a question", "Asks the user for input.", 'input("your name: ")'),
     cell("a sleeping shell", "Waits for a command of the shell.", "!sleep 600"),
     cell(
         "a hang when it is run again",
@@ -176,7 +176,7 @@ CATALOGUE = [
     # Leaving things behind ----------------------------------------------------------------------
     cell(
         "a daemon",
-        "Leaves a daemon that has a session of its own, and is nobody's child.",
+        "Leaves a daemon in a new session, whose parent has ended.",
         """
         import os, signal, time
         if os.fork() == 0:

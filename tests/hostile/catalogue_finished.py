@@ -95,7 +95,7 @@ CATALOGUE = [
     ),
     finished(
         "a thread without the profiler",
-        "Calls the finished ring in a thread that Python's threading does not know",
+        "Calls the finished ring in a thread that Python's threading does not list",
         """
         import _thread
 

@@ -7,7 +7,7 @@ from tests.hostile.submissions import Hostile, code, right_answer
 
 __all__ = ["CATALOGUE"]
 
-NOTHING = {"reduce_scatter": 0.0}  # who answers in the grader's line cannot be asked any more
+NOTHING = {"reduce_scatter": 0.0}  # after a forged message to the grader, no answer can be fetched
 NOT_TAKEN = "could not be taken from the notebook"
 NO_RESULTS = {"results": 0.0}
 
@@ -26,7 +26,7 @@ CATALOGUE = [
     # Filling what there is ----------------------------------------------------------------------
     cell(
         "fork bomb",
-        "Forks as long as it can, each child in a session of its own and deaf to signals.",
+        "Forks as long as it can, each child in a new session, ignoring signals.",
         """
         import os, signal
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -43,7 +43,7 @@ CATALOGUE = [
     ),
     cell(
         "fork and leave",
-        "Forks as long as it can, and the parents leave: there is never anybody to be killed.",
+        "Forks as long as it can, and each parent ends, before it can be killed.",
         """
         import ctypes
         libc = ctypes.CDLL(None)
@@ -66,7 +66,7 @@ CATALOGUE = [
     ),
     cell(
         "memory of children",
-        "Has children take memory until there is none: each has a limit of its own.",
+        "Has children take memory until there is none: each has a separate limit.",
         """
         import os, time
         for _ in range(3):
@@ -96,7 +96,7 @@ CATALOGUE = [
         "/dev/shm",
         seconds=25,
     ),
-    cell("endless output", "Prints for ever.", "while True: print('x' * 1000)", STILL_RUNNING),
+    cell("endless output", "Prints without end.", "while True: print('x' * 1000)", STILL_RUNNING),
     cell(
         "50 MB of output",
         "Prints 50 MB, half of it to stderr, and shows 200 large tables.",
@@ -192,10 +192,10 @@ CATALOGUE = [
         NOT_TAKEN,
         earns=NOTHING,
     ),
-    # Answers that are too much for whoever reads them -------------------------------------------
+    # Answers that are too large to read ---------------------------------------------------------
     Hostile(
         "an answer of 50 MB",
-        "Answers with a name of 50 MB, and with 200 000 names that nobody asked for.",
+        "Answers with a name of 50 MB, and with 200 000 unknown names.",
         NO_RESULTS,
         15,
         answers={

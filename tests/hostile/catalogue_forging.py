@@ -231,7 +231,7 @@ CATALOGUE = [
     ),
     Hostile(
         "one more graded cell",
-        "Adds a graded cell of its own, worth 50 points.",
+        "Adds a graded cell, worth 50 points.",
         EVERYTHING,
         15,
         edit=with_one_more_graded_cell,
@@ -239,7 +239,7 @@ CATALOGUE = [
     ),
     Hostile(
         "another check",
-        "Writes its points into the graded cell, in place of the check.",
+        "Writes its points into the graded cell, instead of the check.",
         NOTHING,
         10,
         answers={"reduce_scatter": BLANK},

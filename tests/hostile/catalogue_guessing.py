@@ -1,4 +1,4 @@
-"""Answers that are read, guessed, or taken from somebody else."""
+"""Answers that are read, guessed, or taken from another learner."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CATALOGUE = [
         quick=True,
     ),
     Hostile(
-        "somebody else's questions",
+        "another learner's questions",
         "Types the id of another learner, with the right answers to that one's questions.",
         NO_RESULTS,
         10,

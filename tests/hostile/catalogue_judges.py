@@ -1,4 +1,4 @@
-"""Answers that look for their judge: its lists, its recorder, and what it is about to ask.
+"""Answers that look for their judge: its lists, its recorder, and the calls it is about to make.
 
 The parts of unit 11 call an answer many times, so the calls still to come and the notes on those
 that were made are worth more to it than in a part with one call. They are in the judge's process.
@@ -10,8 +10,8 @@ from tests.hostile.submissions import Hostile, code, right_answer
 
 __all__ = ["CATALOGUE"]
 
-# All pulls wait, and at the last call somebody who has seen everything writes down what would have
-# been right. `REPLAY` needs no event loop: a plain loop over the calls that were made.
+# All pulls wait, and at the last call the answer, which has seen all calls, computes the right
+# results of all of them. `REPLAY` needs no event loop: a plain loop over the calls that were made.
 REPLAY = """
     import gc, sys
 

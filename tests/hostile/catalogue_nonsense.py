@@ -9,7 +9,7 @@ __all__ = ["CATALOGUE"]
 CATALOGUE = [
     rank(
         "a pickle for the judge",
-        "Sends a pickle in place of plain data, which writes a file where it is opened.",
+        "Sends a pickle instead of plain data, which writes a file where it is opened.",
         """
         import pickle
 
@@ -89,8 +89,8 @@ CATALOGUE = [
         quick=True,
     ),
     rank(
-        "a file that nobody writes",
-        "Fails in a file that is a pipe on the judge's machine: who reads it waits for ever.",
+        "a file without a writer",
+        "Fails in a file that is a pipe on the judge's machine: reading it never ends.",
         """
         def reduce_scatter(output, input, group=None):
             alone()
@@ -173,7 +173,7 @@ CATALOGUE = [
     ),
     rank(
         "a stack without end",
-        "Hangs, and writes for ever where its stack is asked for.",
+        "Hangs, and writes without end when its stack is requested.",
         """
         def reduce_scatter(output, input, group=None):
             writer = inside("ends").stack_writer

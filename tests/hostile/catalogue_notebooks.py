@@ -59,7 +59,7 @@ def with_the_answer_twice(notebook: NotebookNode) -> NotebookNode:
 
 
 def with_the_answer_split(notebook: NotebookNode) -> NotebookNode:
-    """A helper in a cell of its own, which has taken the metadata along."""
+    """A helper in a separate cell, which has taken the metadata along."""
     answer = cell_of(notebook, "reduce_scatter")
     helper = answer.copy()
     helper.id, helper.source = "helper", "def right_of(rank, size):\n    return (rank + 1) % size"
@@ -99,7 +99,7 @@ def with_an_edited_check(notebook: NotebookNode) -> NotebookNode:
 
 
 def without_metadata(notebook: NotebookNode) -> NotebookNode:
-    """As a tool leaves it that knows nothing of nbgrader."""
+    """The notebook without the metadata that nbgrader needs."""
     for number, cell in enumerate(notebook.cells):
         cell.metadata, cell.id = NotebookNode(), f"c{number}"
     notebook.metadata = NotebookNode()
@@ -167,7 +167,7 @@ CATALOGUE = [
          raw(lambda _: b"[" * 200_000), earns=NOTHING),
     file("numbers without end", "Has a number of a million digits.",
          raw(lambda data: data.replace(b'"nbformat": 4', b'"nbformat": ' + b"9" * 1_000_000))),
-    file("both sides of a merge", "Holds the marks of a merge that nobody settled.",
+    file("both sides of a merge", "Holds the marks of an unresolved merge.",
          raw(lambda data: data.replace(b'  {\n   "cell_type"', b'<<<<<<< HEAD\n  {\n   "cell_type"'
                                        , 1)), "unresolved merge conflicts"),
     file("Windows line ends", "Has been edited on Windows.",
@@ -188,7 +188,7 @@ CATALOGUE = [
          seconds=25, quick=True),
     file("another kernel", "Asks for a kernel that is not there.", with_another_kernel,
          "asked for the kernel 'julia-1.9'"),
-    file("no metadata", "Went through a tool that knows nothing of nbgrader.", without_metadata),
+    file("no metadata", "Went through a tool that drops nbgrader's metadata.", without_metadata),
     file("the answer twice", "Has the answer's cell twice: blank, then filled in.",
          with_the_answer_twice, "more than once"),
     file("no answer", "Has no cell for the answer.", without("reduce_scatter"), "went missing",
@@ -223,7 +223,7 @@ CATALOGUE = [
     ),
     Hostile(
         "an answer in another cell",
-        "Has its answer in a cell of its own, and the answer's cell as it was handed out.",
+        "Has its answer in a new cell, and the answer's cell as it was handed out.",
         NOTHING,
         15,
         before=code("import torch", RIGHT),

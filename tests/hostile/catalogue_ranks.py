@@ -27,7 +27,7 @@ ALONE = """
 
 def rank(name: str, tries: str, body: str, says: str = "", seconds: float = 20,
          **others: Any) -> Hostile:  # fmt: skip
-    """What a rank does in place of an answer; `right` is the right one."""
+    """What a rank does instead of an answer; `right` is the right one."""
     told = [says] if says else []
     answers = {"reduce_scatter": body}
     fields = {"earns": NOTHING, "before": code(INSIDE, ALONE, RIGHT), **others}
@@ -66,7 +66,7 @@ CATALOGUE = [
         """,
     ),
     Hostile(
-        "a rank that computes for ever",
+        "a rank that computes without end",
         "Does not end, which costs its own part only, and its time limit once.",
         {"reduce_scatter": 0.0, "ring_all_reduce": 10.0},
         20,
@@ -94,7 +94,7 @@ CATALOGUE = [
     ),
     rank(
         "a rank that waits",
-        "Waits for a message that nobody sends.",
+        "Waits for a message that no rank sends.",
         """
         def reduce_scatter(output, input, group=None):
             dist.recv(output, src=(dist.get_rank() + 1) % dist.get_world_size())
@@ -161,7 +161,7 @@ CATALOGUE = [
     ),
     rank(
         "a rank's daemon",
-        "Leaves a daemon in a session of its own, and is right.",
+        "Leaves a daemon in a new session, and is right.",
         """
         def reduce_scatter(output, input, group=None):
             if os.fork() == 0:

@@ -141,7 +141,7 @@ CATALOGUE = [
         "as the operating system counts",
     ),
     Hostile(
-        "a clock that stands still",
+        "a clock that has stopped",
         "Chooses a slow algorithm, and stops the clock by which the rank measures it.",
         {"choose": 0.0},
         25,

@@ -40,7 +40,7 @@ def scheduler(name: str, tries: str, methods: str, earns: float) -> Hostile:
     return Hostile(name, tries, {"orchestrator": earns}, 90, answers={"Orchestrator": answer})
 
 
-# Starts jobs in their order, on any GPUs that are free, and knows nothing of failures.
+# Starts jobs in their order, on any GPUs that are free, and ignores failures.
 IN_ORDER = """
     import gc, sys
 
@@ -114,7 +114,7 @@ CATALOGUE = [
     ),
     run(
         "trains the finished steps once more",
-        "Makes the steps of the run before again, with a training of its own.",
+        "Makes the steps of the run before again, with a second training loop.",
         """
         def resumable(run, folder, steps, every):
             path, done = folder / "done", int(0)

@@ -287,7 +287,7 @@ CATALOGUE = [
         says="socket:",
     ),
     cell(
-        "namespaces of its own",
+        "new namespaces",
         "Becomes root in a namespace of users, and mounts and changes what it then may.",
         """
         import ctypes, os, subprocess
@@ -312,7 +312,7 @@ CATALOGUE = [
         """,
         says="No such file",
     ),
-    # The judge itself as the one who reads ------------------------------------------------------
+    # Files that the judge itself is made to read ------------------------------------------------
     rank(
         "a line of a file, as where it failed",
         "Raises in code whose file it says is another submission: errors quote the line.",
@@ -324,7 +324,7 @@ CATALOGUE = [
     ),
     rank(
         "a line of a file, as where it waits",
-        "Waits for ever in code whose file it says is a solution: deadlocks quote the line.",
+        "Waits without end in code whose file it says is a solution: deadlocks quote the line.",
         """
         def reduce_scatter(output, input, group=None):
             dist = torch.distributed
@@ -334,7 +334,7 @@ CATALOGUE = [
     ),
     rank(
         "a line of a file, as where it computes",
-        "Computes for ever in code whose file it says is the home folder's.",
+        "Computes without end in code whose file it says is the home folder's.",
         """
         def reduce_scatter(output, input, group=None):
             exec(compile("while True: pass", "@home@", "exec"))

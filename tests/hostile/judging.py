@@ -133,10 +133,10 @@ def _earned(judged: Judged) -> dict[str, float]:
 def _objections(entry: Hostile, outcome: Outcome, judged: Judged) -> Iterator[str]:
     if outcome.earned != entry.earns:
         yield f"it earned {outcome.earned}"
-    yield from (f"nobody says {words!r}" for words in entry.says if words not in outcome.told)
+    yield from (f"no text says {words!r}" for words in entry.says if words not in outcome.told)
     faults = (fault for fault in _FAULTS if fault in outcome.told and fault not in entry.says)
     yield from (f"the attack itself is broken: {fault}" for fault in faults)
-    yield from (f"somebody says {words!r}" for words in entry.hides if words in outcome.told)
+    yield from (f"a text says {words!r}" for words in entry.hides if words in outcome.told)
     if sys.platform == "linux" and os.geteuid() == 0:
         yield from (f"not isolated: {kind}" for kind in judged.missing)
     yield from _unsound(judged.notebook, outcome.told)
@@ -168,11 +168,11 @@ def _size(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-# Where the judge does not come back -------------------------------------------------------------
+# A judge that hangs -----------------------------------------------------------------------------
 
 
 class Stuck(BaseException):
-    """The judge had to be ended from outside; nothing that it catches."""
+    """The judge hung and was interrupted. No `except Exception` of the judge catches this."""
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from dtlab.classroom.judging.cells import Limits
 __all__ = ["LEARNER", "QUICK", "Hostile", "as_bytes", "cell_of", "code", "right_answer"]
 
 COURSE = Path(__file__).parents[2]
-LEARNER = "ada"  # who hands in
+LEARNER = "ada"  # the student
 QUICK = Limits(cell=4.0, notebook=30.0)  # of the cells of these notebooks
 
 _MARK = re.compile(r"^\s*### (?:BEGIN|END) SOLUTION\n?", re.MULTILINE)
@@ -41,10 +41,10 @@ class Hostile:
 
     `earns` maps the name of each part, without its unit, to the points that it may earn, exactly.
     `before` is a cell of the learner's own below the imports, `after` one at the very end.
-    `answers` stands, by symbol, in the place of right answers. `edit` is handed the whole
-    notebook, and returns it, or the bytes to hand in, or None for nothing at all. Each of `says`
-    must be told in a note, a message or an output, none of `hides`. In the code, @name@ stands for
-    a place of `canaries.Canaries`. `seconds` is what judging it may take.
+    `answers`, by symbol, replaces right answers. `edit` gets the whole notebook, and returns it,
+    or the bytes to hand in, or None for nothing at all. Each text of `says` must occur in a note, a
+    message or an output, and none of `hides` may. In the code, @name@ stands for a place of
+    `canaries.Canaries`. `seconds` is the time that judging it may take.
     """
 
     name: str
