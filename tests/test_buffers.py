@@ -701,6 +701,22 @@ def test_without_a_trace_nothing_is_watched() -> None:
     assert warnings_of(a_sum_divided_too_early, 2, trace=False) == ""
 
 
+def test_a_switch_turns_the_warnings_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_plain() -> bool:
+        x = torch.ones(10)
+        work = dist.all_reduce(x, async_op=True)
+        plain = type(x) is torch.Tensor
+        work.wait()
+        return plain
+
+    assert dtlab.launch(is_plain).values == [False, False]
+    monkeypatch.setenv("DTLAB_TOUCH_WARNINGS", "0")
+    assert dtlab.launch(is_plain).values == [True, True]
+    assert warnings_of(a_sum_divided_too_early, 2) == ""
+    with dtlab.session(2) as session:
+        assert session.run(is_plain).values == [True, True]
+
+
 def in_a_loop() -> torch.Tensor:
     x = torch.ones(10)
     for _ in range(200):

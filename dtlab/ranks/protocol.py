@@ -21,6 +21,7 @@ STATUS_FD = "DTLAB_STATUS_FD"  # also set in a rank: descriptor of its socket to
 
 # If set, launches with trace=False run without the watcher; used to measure the watcher's cost.
 UNWATCHED = "DTLAB_UNWATCHED"
+TOUCH_WARNINGS = "DTLAB_TOUCH_WARNINGS"  # "0" in the notebook's environment turns them off
 
 # Upper limit in seconds on the timeout of every launch; a grader sets it for a notebook's cells.
 MOST_SECONDS = "DTLAB_MOST_SECONDS"
@@ -117,7 +118,8 @@ class Spec:
     @property
     def looks_at_buffers(self) -> bool:
         """Whether ranks note tensors that are touched too early, which records must confirm."""
-        return self.trace and not self.graded
+        asked_for = self.environment.get(TOUCH_WARNINGS) != "0"
+        return self.trace and asked_for and not self.graded
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import dtlab
+from dtlab.ranks.protocol import TOUCH_WARNINGS
 
 TURNS, STEPS = 6, 40
 KINDS = ("alone", "watched", "recorded")
+TOUCHES = 90  # asynchronous operations of one call whose tensors are watched (the first 100 are)
 OPERATIONS = 2000  # in a loop, of which the fastest of 10 counts
 ROUNDS = 5  # of launches of each kind, in turn, since a machine may be slow for seconds
 
@@ -96,6 +98,28 @@ def operation_seconds() -> float:
     return min(times)
 
 
+def asynchronous_seconds() -> float:
+    """Seconds of one small asynchronous all-reduce and its wait, of the first in a launch."""
+    tensors = [torch.ones(4) for _ in range(TOUCHES)]
+    begun = time.perf_counter()
+    for tensor in tensors:
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+    return (time.perf_counter() - begun) / TOUCHES
+
+
+def touch_seconds() -> float:
+    """Seconds that an asynchronous operation takes longer if its tensors are watched."""
+    times: dict[str, list[float]] = {"0": [], "1": []}
+    for _ in range(4 * ROUNDS):
+        for switch, some in times.items():
+            os.environ[TOUCH_WARNINGS] = switch
+            some += dtlab.launch(asynchronous_seconds, world_size=1).values
+    del os.environ[TOUCH_WARNINGS]
+    return min(times["1"]) - min(times["0"])
+
+
 def launched(kind: str, fn: Callable[..., Any], *args: Any, world_size: int) -> list[Any]:
     """What the ranks return in a launch that is unwatched, watched, or recorded."""
     if kind == "alone":
@@ -130,6 +154,10 @@ def main(turns: int = TURNS) -> None:
     for kind, goal in (("watched", "1 %"), ("recorded", "2 %")):
         more = f"{1e6 * extra[kind]:.1f} us more"
         print(f"  {kind}: {more}, 50 of them {share[kind]:.1%} of a 20 ms step (goal {goal})")
+    print(
+        f"  watching for touches before the wait: {1e6 * touch_seconds():.1f} us more for each of "
+        "the first 100 asynchronous operations of a call, nothing for blocking ones"
+    )
     for name, with_ddp in (("by hand, blocking", False), ("by DDP, in the background", True)):
         turn(with_ddp)
         seen = [turn(with_ddp) for _ in tqdm(range(turns), desc=name, leave=False)]
