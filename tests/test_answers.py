@@ -336,7 +336,7 @@ def test_values_are_drawn_until_mistakes_can_be_told_apart() -> None:
     assert {questions.given("twice", str(name))["n"] for name in range(20)} == {3}
 
 
-# Who answers -----------------------------------------------------------------------------------
+# The learner's id ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -357,7 +357,7 @@ def test_other_ids_get_other_values() -> None:
 
 
 @pytest.mark.parametrize("learner", ["", "  ", None, "your id", "YOUR-ID", "your name", "..."])
-def test_nobody_is_asked_kindly_for_an_id(learner: Any) -> None:
+def test_a_missing_id_is_named(learner: Any) -> None:
     with pytest.raises(DtlabError, match="your id is missing"):
         dtlab.ask("01/bytes_sent", learner)
     report = dtlab.check("01/bytes_sent", {"ring": 1}, learner=learner)
@@ -366,7 +366,7 @@ def test_nobody_is_asked_kindly_for_an_id(learner: Any) -> None:
     assert {one.status for one in report.criteria} == {"open"}
 
 
-def test_what_draws_nothing_cannot_be_asked() -> None:
+def test_ask_refuses_a_part_without_drawn_values() -> None:
     with pytest.raises(DtlabError, match="not for values drawn from your id"):
         dtlab.ask("01/ring_all_reduce", "ada")
 
@@ -380,13 +380,13 @@ def autograding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_autograde_knows_whose_work_it_is(autograding: Path) -> None:
+def test_autograde_finds_the_students_id(autograding: Path) -> None:
     assert graded_student() is None  # a folder of that name is no course yet
     (autograding / "nbgrader_config.py").touch()
     assert graded_student() == "Bob"
 
 
-def test_the_answers_of_somebody_else_earn_nothing(autograding: Path) -> None:
+def test_another_learners_answers_earn_nothing(autograding: Path) -> None:
     (autograding / "gradebook.db").touch()
     for learner, passed in (("bob", True), (" BOB", True), ("ada", False)):
         report = dtlab.check("01/averages", right("01/averages", learner), learner=learner)
@@ -449,7 +449,7 @@ def test_the_right_answer_passes_and_nothing_else_does(name: str, learner: str) 
         (print, "averages is a function here."),
     ],
 )  # fmt: skip
-def test_what_is_no_set_of_answers_is_told_what_to_write(answer: Any, words: str) -> None:
+def test_a_value_that_is_no_dict_of_answers_is_explained(answer: Any, words: str) -> None:
     report = dtlab.check("01/averages", answer, learner="ada")
     assert (report.score, words in report.criteria[0].message) == (0, True)
 
@@ -459,7 +459,7 @@ def statuses(answer: Any, name: str = "01/averages") -> dict[str, str]:
     return {one.name: one.status for one in report.criteria}
 
 
-def test_a_misspelt_name_is_named_at_what_was_meant_and_takes_nothing_else_down() -> None:
+def test_a_misspelt_name_is_reported_at_its_question_and_loses_no_other() -> None:
     answers = right("01/averages", "ada")
     misspelt = {("Avrage" if name == "average" else name): one for name, one in answers.items()}
     report = dtlab.check("01/averages", misspelt, learner="ada")
@@ -472,7 +472,7 @@ def test_a_misspelt_name_is_named_at_what_was_meant_and_takes_nothing_else_down(
                                         learner="ada"))  # fmt: skip
 
 
-def test_a_name_that_nobody_asked_for_is_a_remark() -> None:
+def test_an_unknown_name_gives_a_remark() -> None:
     answers = right("01/averages", "ada")
     for other in ({"speed": 3}, {"sums": 3}, {7: 3}):  # 'sum' is answered
         report = dtlab.check("01/averages", {**answers, **other}, learner="ada")
@@ -499,7 +499,7 @@ def test_an_ellipsis_is_no_answer_yet() -> None:
     assert set(statuses(dict.fromkeys(("sum", "average", "divide"), ...)).values()) == {"open"}
 
 
-NUMBERS = [336, torch.tensor(98_765), np.float32(98_765)]  # nobody's right answers
+NUMBERS = [336, torch.tensor(98_765), np.float32(98_765)]  # not right for any question
 ODD = [
     [336], "8,16", [[1], [2]], [1, None], True, float("nan"), 10**400, {3}, {"a": 1}, b"1", print,
     1j, torch.ones(2, 2), torch.tensor(True), object(),
@@ -513,7 +513,7 @@ ODD = [
 @pytest.mark.parametrize(
     "strange", [*NUMBERS, *ODD], ids=lambda one: repr(one).partition(" at 0x")[0]
 )
-def test_an_answer_of_any_shape_loses_its_own_points_alone(part: Any, strange: Any) -> None:
+def test_an_answer_of_any_shape_loses_only_its_own_points(part: Any, strange: Any) -> None:
     """In each question in turn, all others being right; another shape gets no hint on content."""
     answers = right(part.name, "ada")
     given = part.check.named(part.check.given(part.symbol, "ada"))

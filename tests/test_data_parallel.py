@@ -464,7 +464,7 @@ def slow_wire() -> Iterator[dtlab.Cluster]:
 
 @pytest.mark.slow
 @retried
-def test_buckets_travel_while_backward_goes_on(slow_wire: dtlab.Cluster) -> None:
+def test_buckets_are_sent_while_backward_continues(slow_wire: dtlab.Cluster) -> None:
     """16 kB take 9 ms on this wire: each fits beside the next layer's 20 ms."""
     trace = on_ranks(slow_backward, 64 * 64 * 4 / 2**20, world_size=2, cluster=slow_wire).trace
     for rank in (0, 1):
@@ -533,7 +533,7 @@ def sparse() -> None:
         (sparse, "a gradient of shape (5, 3) is sparse"),
     ],
 )
-def test_what_does_not_go_is_said(wrap: Callable[[], object], says: str) -> None:
+def test_unsupported_modules_are_refused(wrap: Callable[[], object], says: str) -> None:
     assert all(says in text for text in on_ranks(refused, wrap, world_size=2).values)
 
 

@@ -1,4 +1,4 @@
-"""`dtlab grade`: who is graded and who is not, what stays as it was, and how it is stopped."""
+"""`dtlab grade`: which students are graded, what stays as it was, and how it is stopped."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def group(
     copy.end_processes()
 
 
-# Who is graded ----------------------------------------------------------------------------------
+# Which students are graded ----------------------------------------------------------------------
 
 
 def test_points_and_reasons_are_booked(group: Class) -> None:
@@ -119,7 +119,7 @@ def test_a_pattern_names_students(group: Class, kept: Kept) -> None:
         group.grade("x*")
 
 
-def test_other_prose_in_the_release_grades_nobody_again(group: Class, kept: Kept) -> None:
+def test_changed_prose_in_the_release_causes_no_regrading(group: Class, kept: Kept) -> None:
     path = group.folder / "release" / NAME / "01_level_1.ipynb"
     notebook = nbformat.read(path, as_version=4)
     prose = next(cell for cell in notebook.cells if cell.cell_type == "markdown")
@@ -261,7 +261,7 @@ def test_another_version_of_the_checks_grades_all_again_or_the_parts_that_are_na
     assert kept.tasks[-1].known == {}
 
 
-def test_what_was_given_by_hand_survives(group: Class) -> None:
+def test_points_given_by_hand_survive(group: Class) -> None:
     with group.book() as book:
         row = book.find_grade("step-check", "01_level_1", NAME, "bob")
         row.manual_score, row.extra_credit, row.needs_manual_grade = 4, 1.5, False
@@ -273,7 +273,7 @@ def test_what_was_given_by_hand_survives(group: Class) -> None:
     with group.book() as book:
         row = book.find_grade("step-check", "01_level_1", NAME, "bob")
         assert (row.manual_score, row.extra_credit, row.auto_score) == (4, 1.5, 0)
-        assert row.needs_manual_grade  # somebody should look at it
+        assert row.needs_manual_grade  # an instructor should look at it
         comment = book.find_comment("step", "01_level_1", NAME, "bob")
         assert comment.manual_comment == "Nice try."
         assert book.find_submission(NAME, "bob").score == 4 + 1.5 + 4
@@ -283,7 +283,7 @@ def test_what_was_given_by_hand_survives(group: Class) -> None:
 
 
 @pytest.mark.proof
-def test_what_is_to_be_judged_again_is_so_after_a_stop(group: Class, kept: Kept) -> None:
+def test_parts_to_be_judged_again_are_still_so_after_a_stop(group: Class, kept: Kept) -> None:
     for name in ("cyd", "dan"):
         group.hand_in(name)
     group.grade()
@@ -326,7 +326,7 @@ def test_a_stop_in_the_middle_of_booking_is_noticed(
     assert without_seconds(group.record("ada")) == without_seconds(before)
 
 
-def test_two_at_a_time_are_one_too_many(group: Class, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_at_a_time_is_refused(group: Class, monkeypatch: pytest.MonkeyPatch) -> None:
     group.hand_in("cyd")
     grading = Grading(group.directory, group.assignment)
     run = grading.run(handed_in(group.directory, NAME, "*"))
@@ -337,7 +337,7 @@ def test_two_at_a_time_are_one_too_many(group: Class, monkeypatch: pytest.Monkey
     assert len(group.grade()) == 3
 
 
-def test_a_lock_that_a_dead_process_left_holds_nobody_up(group: Class) -> None:
+def test_the_lock_of_a_dead_process_is_ignored(group: Class) -> None:
     (group.folder / "verdicts" / NAME / ".lock").write_text(" (process 1 on elsewhere)")
     assert len(group.grade()) == 2
 
@@ -346,7 +346,7 @@ def test_a_lock_that_a_dead_process_left_holds_nobody_up(group: Class) -> None:
 
 
 @pytest.mark.proof
-def test_a_notebook_that_cannot_be_judged_takes_no_other_along(
+def test_a_notebook_that_cannot_be_judged_stops_no_other(
     two_levels: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def repair(data: bytes | None, released: object) -> object:
@@ -367,7 +367,7 @@ def test_a_notebook_that_cannot_be_judged_takes_no_other_along(
     assert two_levels.points("ada") == {"step": 6, "reduce_scatter": 0}
 
 
-def test_somebody_who_cannot_be_judged_takes_nobody_along(
+def test_a_student_who_cannot_be_judged_stops_no_other(
     group: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def repair(data: bytes | None, released: object) -> object:
@@ -387,7 +387,7 @@ def test_somebody_who_cannot_be_judged_takes_nobody_along(
     assert group.grade()["cyd"].record is not None
 
 
-def test_a_judge_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_whose_server_ended_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may have ended because others took its memory."""
     said = [tasks.Done(troubles={"01_level_1": "the server is gone"}), tasks.Done()]
     monkeypatch.setattr(server, "carry_out", lambda *_: said.pop(0))
@@ -400,7 +400,7 @@ def test_a_judge_is_asked_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         judges.request(b"L", [])
 
 
-def test_files_that_lead_elsewhere_are_left_where_they_are(group: Class) -> None:
+def test_links_and_special_files_are_not_copied(group: Class) -> None:
     folder = group.hand_in("cyd")
     (folder / "data").mkdir()
     (folder / "data" / "mine.csv").write_text("1,2")
@@ -457,7 +457,7 @@ def test_names_of_all_kinds(group: Class) -> None:
     assert all(outcome.skipped for outcome in group.grade("*[!d]").values())
 
 
-def test_everybody_who_is_graded_gets_a_page_of_feedback(group: Class) -> None:
+def test_every_graded_student_gets_a_page_of_feedback(group: Class) -> None:
     names = ["a[b]", "a[b]c*", "what?", "Ångström 林", "-x", "o'neil\"", "n" * 240]
     for name in names:
         group.hand_in(name)
@@ -475,7 +475,7 @@ def test_everybody_who_is_graded_gets_a_page_of_feedback(group: Class) -> None:
     assert [path.name for path in (group.folder / "feedback").iterdir()] == ["a[b]"]
 
 
-def test_another_dtlab_than_this_one_is_said(group: Class) -> None:
+def test_a_notebook_of_another_dtlab_gets_a_note(group: Class) -> None:
     folder = group.hand_in("cyd")
     notebook = nbformat.read(folder / "01_level_1.ipynb", as_version=4)
     assert notebook.metadata.dtlab.version  # the release has noted it
@@ -528,7 +528,7 @@ def test_the_command_ends_with_1_where_something_is_not_graded(
 
 
 class Running:
-    """A `dtlab grade` that has graded somebody and is about the next, with all its processes."""
+    """A `dtlab grade` that has graded one student and judges the next, with all its processes."""
 
     def __init__(self, group: Class, *words: str) -> None:
         self.group, self.process = group, group.command(*words)
@@ -541,14 +541,14 @@ class Running:
         return self.process.stdout.readline()
 
     def look(self) -> None:
-        """Waits until something runs in the sandbox; notes who is there."""
+        """Waits until a process runs in the sandbox; notes all processes."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             self.below = psutil.Process(self.process.pid).children(recursive=True)
             if len(self.below) > 3:
                 return
             time.sleep(0.02)
-        raise AssertionError("nobody is being judged")
+        raise AssertionError("no student is being judged")
 
     def end(self, number: signal.Signals) -> tuple[float, str, str]:
         """Sends a signal; seconds until the end, and what it said."""
@@ -558,7 +558,7 @@ class Running:
         return time.monotonic() - begun, out, error
 
     def left(self, patience: float = 30.0) -> list[str]:
-        """What of it is still there: processes, control groups, temporary folders."""
+        """What is left of the run: processes, control groups, temporary folders."""
         deadline = time.monotonic() + patience
         while left := [*self._left()]:
             if time.monotonic() > deadline:
@@ -576,7 +576,7 @@ class Running:
 
 @pytest.fixture
 def slow_group(group: Class) -> Class:
-    """Five who have handed in work that takes a while to judge."""
+    """A class of five students whose work takes a while to judge."""
     for name in ("ada", "bob", *"cde"):
         folder = group.hand_in(name)
         notebook = nbformat.read(folder / "01_level_1.ipynb", as_version=4)
@@ -594,7 +594,7 @@ def sound(group: Class) -> bool:
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("heeds_ctrl_c")
-def test_ctrl_c_ends_it_at_once_and_the_same_command_goes_on(slow_group: Class) -> None:
+def test_ctrl_c_ends_it_at_once_and_the_same_command_continues(slow_group: Class) -> None:
     running = Running(slow_group, "--jobs", "2")
     seconds, out, error = running.end(signal.SIGINT)
     done = 1 + sum(" of 10 " in line for line in out.splitlines())
@@ -617,7 +617,7 @@ def booked(group: Class) -> list[str]:
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_what_is_killed_leaves_nothing_and_is_gone_on_with(slow_group: Class) -> None:
+def test_a_killed_run_leaves_nothing_and_the_next_one_continues(slow_group: Class) -> None:
     running = Running(slow_group, "--again", "--jobs", "2")
     running.end(signal.SIGKILL)
     assert running.left() == []
@@ -630,9 +630,9 @@ def test_what_is_killed_leaves_nothing_and_is_gone_on_with(slow_group: Class) ->
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-def test_a_second_one_is_refused_while_the_first_goes_on(slow_group: Class) -> None:
+def test_a_second_process_is_refused_while_the_first_runs(slow_group: Class) -> None:
     running = Running(slow_group, "--jobs", "2")
-    running.process.send_signal(signal.SIGSTOP)  # it goes on for as long as the second one takes
+    running.process.send_signal(signal.SIGSTOP)  # it is still running when the second one ends
     second = slow_group.command()
     error = second.communicate(timeout=60)[1]
     running.process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Ranks that nobody trusts: whatever they say, it is an answer, in time, and tells no secret."""
+"""Untrusted ranks: any message of theirs gives a result in time, and reveals no secret."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _frame(tag: bytes, body: bytes, size: int | None = None) -> bytes:
 
 
 def _saying(*parts: bytes, then: str = "return") -> Callable[[int], Any]:
-    """A rank 0 that writes this to the grader, and then goes on somehow."""
+    """A rank 0 that writes these bytes to the grader, and then continues in some way."""
 
     def say(rank: int) -> Any:
         if rank == 0:
@@ -139,7 +139,7 @@ SAID = {
     "a long failure": lambda: _saying(
         _frame(b"f", _packed(("exception", "x" * 10**7, [[[["f", 1, "g"]] * 10**5, "m"]] * 50)))
     ),
-    "operations of nobody": lambda: _saying(
+    "operations of no rank": lambda: _saying(
         _frame(b"h", _packed([(10**30 % 2**63, "a", "b", [2**40], 0, 0, [], "f", "line")]))
     ),
     "many frames": lambda: _saying(_frame(b"t", _packed(("exception", "x", []))) * 300_000),
@@ -187,7 +187,7 @@ def _letters(*letters: bytes) -> Callable[[int], Any]:
     "fn", [_letters(b"F"), _letters(b"FX"), _letters(b"D"), _letters(b"RRRR", b"\xff" * 10_000),
            _letters(*[b"FRXI"] * 20_000)],
 )  # fmt: skip
-def test_letters_buy_no_time(fn: Callable[[int], Any], launch: Launch) -> None:
+def test_messages_do_not_extend_the_limit(fn: Callable[[int], Any], launch: Launch) -> None:
     begun = time.monotonic()
     with pytest.raises(RanksError):
         run = launch(fn, timeout=2.0)

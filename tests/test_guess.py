@@ -63,13 +63,13 @@ def test_words_for_a_distance(guessed: float, actual: float, words: str) -> None
         (10.76, 10.7612, ""),
     ],
 )
-def test_two_quantities_in_percent_lie_points_apart(
+def test_the_distance_of_percentages_is_in_points(
     guessed: float, actual: float, words: str
 ) -> None:
     assert distance_words(guessed, actual, "%") == words
 
 
-def test_the_answer_stands_beside_the_guess(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_is_printed_with_the_guess(capsys: pytest.CaptureFixture[str]) -> None:
     made = guess("How many MB does rank 0 send?", unit="MB", value=16)
     assert capsys.readouterr().out == "How many MB does rank 0 send? Your guess: 16 MB.\n"
     assert told(made, capsys, 48) == ("You guessed 16 MB; it is 48 MB: too low by a factor of 3.")
@@ -78,7 +78,7 @@ def test_the_answer_stands_beside_the_guess(capsys: pytest.CaptureFixture[str]) 
     )
 
 
-def test_a_run_in_which_nobody_guesses_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_a_guess_continues(capsys: pytest.CaptureFixture[str]) -> None:
     made = guess("How many?", unit="MB")
     assert capsys.readouterr().out == "Guess: How many?\n"
     assert made.value is None
@@ -154,7 +154,7 @@ def test_an_answer_that_is_no_number_is_refused(answer: Any) -> None:
         guess("How many?", value=3).reveal(answer)
 
 
-def test_a_script_asks_afresh_each_time() -> None:
+def test_a_script_has_no_guess_from_an_earlier_call() -> None:
     first = dtlab.guess("How many?")
     first.commit(3)
     assert repr(first) == "<How many? 3>"
@@ -163,7 +163,7 @@ def test_a_script_asks_afresh_each_time() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_a_cell_that_runs_again_goes_on_with_the_guess_made_in_it() -> None:
+def test_a_cell_that_runs_again_keeps_the_guess_made_in_it() -> None:
     ask = "import dtlab\nsent = dtlab.guess('How many?', unit='MB')"
     cells = [
         ask,
@@ -257,7 +257,7 @@ def test_a_choice_is_committed_by_its_button() -> None:
     assert "Your guess is “many”" in status.value
 
 
-def test_a_form_that_comes_back_shows_the_guess_and_takes_another_until_the_answer() -> None:
+def test_a_form_shown_again_has_the_guess_and_accepts_another_until_the_answer() -> None:
     made = Guess("How many?", "MB", None)
     made.commit(12)
     (field, _, _), status = parts(form(made))
@@ -271,7 +271,7 @@ def test_a_form_that_comes_back_shows_the_guess_and_takes_another_until_the_answ
     assert "Click" not in status.value
 
 
-def test_a_choice_that_comes_back_is_marked() -> None:
+def test_a_choice_shown_again_is_marked() -> None:
     made = Guess("How many?", "", ["one", "many"])
     made.commit("many")
     buttons, _ = parts(form(made))
@@ -288,7 +288,7 @@ def test_after_the_answer_a_guess_stays_as_it_is() -> None:
     assert all(control.disabled for control in controls if hasattr(control, "disabled"))
 
 
-def test_a_form_brings_no_colours_of_its_own() -> None:
+def test_a_form_has_the_colours_of_the_page() -> None:
     import ipywidgets
 
     made = Guess("How many?", "MB", None)
@@ -302,10 +302,10 @@ def test_a_form_brings_no_colours_of_its_own() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_in_a_notebook_nothing_waits_for_the_learner() -> None:
+def test_without_a_front_end_no_cell_waits_for_a_guess() -> None:
     cells = [
         "import dtlab\nsent = dtlab.guess('How many?', unit='MB')",
-        "print('goes on')\nsent.reveal(24, 'A ring.')",
+        "print('continues')\nsent.reveal(24, 'A ring.')",
         "sent.commit('12')\nsent.reveal(24)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])

@@ -302,7 +302,7 @@ def _send_over(address: tuple[str, int], count: int) -> None:
 
 
 def _hand_over(rank: int, send: Callable[[tuple[str, int]], None]) -> None:
-    """Rank 0 gets `BYTES` from rank 1, by connections that nobody knows of."""
+    """Rank 0 gets `BYTES` from rank 1, by connections that are not recorded."""
     address: list[Any] = [None]
     if rank == 0:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -353,7 +353,7 @@ def _by_the_store(rank: int) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fn", [_of_a_moment, _of_many_moments, _by_a_child, _by_the_store])
-def test_what_goes_past_the_counters_shows(fn: Callable[[int], None], launch: Launch) -> None:
+def test_bytes_past_the_counters_are_reported(fn: Callable[[int], None], launch: Launch) -> None:
     trace = launch(fn).trace
     assert trace is not None
     assert sum(each or 0 for each in trace.bytes_wire()) < BYTES / 2
@@ -370,13 +370,13 @@ def _fork_bomb(rank: int) -> None:
 
 
 def _fork_and_leave(rank: int) -> None:
-    """Each child leaves its parent and goes on, so that none is ever seen twice."""
+    """Each child leaves its parent and continues, so that each process lives only a moment."""
     while True:
         try:
             if os.fork() == 0:
                 os.setsid()
             elif rank < 10:
-                rank += 10  # the rank itself goes on too
+                rank += 10  # the rank itself continues too
             else:
                 os._exit(0)
         except OSError:
@@ -445,7 +445,7 @@ def _fill_with_names(rank: int) -> None:
 
 
 def _ask_for_stacks_and_flood(rank: int) -> None:
-    """Write on the pipe for stacks without end, as soon as anybody reads it."""
+    """Write on the pipe for stacks without end, as soon as it is read."""
     places = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in range(40)}
     ends = list(places.values())  # of those that are the rank's own, it has both
     (pipe,) = (fd for fd, place in places.items() if "/pipe:" in place and ends.count(place) == 1)
@@ -487,7 +487,7 @@ def _leave_a_child(rank: int) -> None:
 
 
 def test_nothing_of_a_launch_outlives_it(launch: Launch) -> None:
-    """The next one has the same users, who may do to each other what they like."""
+    """The next launch has the same users, whose processes may signal and trace each other."""
     for _ in range(3):
         launch(_leave_a_child)
         assert processes() == []
@@ -571,5 +571,5 @@ def _get_ahead_of_others(rank: int) -> list[str]:
     ]
 
 
-def test_nobody_gets_ahead_of_others(launch: Launch) -> None:
+def test_a_rank_cannot_raise_its_priority_or_kill_others(launch: Launch) -> None:
     assert set(launch(_get_ahead_of_others).values[0]) <= {"EPERM", "EACCES"}

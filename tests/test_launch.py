@@ -405,7 +405,7 @@ def test_many_ranks() -> None:
         ({"engine": "cloud"}, "engine='cloud' is not known"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments: dict[str, object], piece: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict[str, object], piece: str) -> None:
     with pytest.raises(dtlab.LaunchError, match=piece):
         dtlab.launch(lambda: None, **arguments)
 

@@ -72,7 +72,7 @@ def test_nothing_of_the_rehearsal_is_left(notebook: NotebookProcess) -> None:
     assert printed(notebook, "print('plt' in globals(), len(In), _)") == "False 1 \n"
 
 
-def test_launches_in_cells_go_on_and_are_counted(notebook: NotebookProcess) -> None:
+def test_launches_in_cells_work_and_are_counted(notebook: NotebookProcess) -> None:
     source = """
         import dtlab, torch
         import torch.distributed as dist
@@ -245,7 +245,7 @@ try:
 except OSError: pass
 """,
     "groups of signals": "os.killpg(0, 15)",
-    "shared memory of its own": """
+    "its own shared memory": """
 from multiprocessing import shared_memory
 kept = [shared_memory.SharedMemory(create=True, size=2**20) for _ in range(20)]
 """,
@@ -280,7 +280,7 @@ def leftovers() -> dict[str, Any]:
 
 
 def is_ours(group: Path) -> bool:
-    """Others on this machine may have sandboxes of their own."""
+    """Only those of this process: other programs on this machine may have sandboxes, too."""
     try:
         owner = psutil.Process(int(group.name.removeprefix("dtlab-")))
         return any(parent.pid == os.getpid() for parent in owner.parents())
@@ -364,7 +364,7 @@ def test_secrets_of_the_grader_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> N
         own.stop()
 
 
-def test_a_notebook_has_no_line_but_its_own(notebook: NotebookProcess) -> None:
+def test_a_notebook_has_no_inherited_file_descriptors(notebook: NotebookProcess) -> None:
     source = """
         import os
         names = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
@@ -378,7 +378,7 @@ def test_a_notebook_has_no_line_but_its_own(notebook: NotebookProcess) -> None:
     assert others == "[]"
 
 
-def test_calls_that_a_notebook_has_and_has_not(notebook: NotebookProcess) -> None:
+def test_which_system_calls_a_notebook_may_make(notebook: NotebookProcess) -> None:
     source = """
         import ctypes, errno, os, socket
         libc = ctypes.CDLL(None, use_errno=True)

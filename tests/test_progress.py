@@ -77,13 +77,13 @@ def test_autograde_keeps_nothing(
     assert not data.exists()
 
 
-def test_a_check_goes_on_where_nothing_can_be_kept(data: Path) -> None:
+def test_a_check_works_where_progress_cannot_be_saved(data: Path) -> None:
     data.parent.parent.mkdir()
     data.parent.write_text("a file where a folder should be")
     assert dtlab.check("01/averages", {"divide": "both"}, learner="ada").score == 1
 
 
-def test_a_torn_line_takes_no_other_with_it(data: Path) -> None:
+def test_a_torn_line_loses_no_other_line(data: Path) -> None:
     record("01/step", 1, 2)
     data.write_text(data.read_text() + '\n{"part": "01/by')
     with data.open("a") as file:
@@ -404,7 +404,7 @@ def test_a_newer_lesson_says_where_the_old_one_is(course: Course) -> None:
     assert cell(Path("my/notebooks", backup), first).source == "my notes"
 
 
-def test_an_answer_that_is_asked_no_longer_is_told(course: Course) -> None:
+def test_an_answer_to_a_removed_part_is_named(course: Course) -> None:
     list(start(course, UNIT))
     newer = nbformat.read(LEVEL_2, as_version=4)
     newer.cells = [one for one in newer.cells if one.id != "tree_broadcast"]
@@ -471,7 +471,7 @@ def test_a_part_is_reset_and_nothing_else(course: Course, own: bool, with_soluti
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["my", "exercises"])
-def test_a_part_as_it_was_handed_out_is_left_alone(course: Course, own: bool) -> None:
+def test_reset_does_not_change_a_part_that_is_as_released(course: Course, own: bool) -> None:
     if own:
         list(start(course, UNIT))
     path = Path(MY_2 if own else LEVEL_2)
@@ -529,7 +529,7 @@ def test_commands_say_what_they_did(course: Course, capsys: pytest.CaptureFixtur
     assert "  passed  01/results" in capsys.readouterr().out
 
 
-def test_a_notebook_beside_the_units_is_copied_too(
+def test_a_notebook_outside_the_units_is_copied_too(
     course: Course, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nbformat.write(nbformat.v4.new_notebook(), course.root / "notebooks" / "gpu_lab.ipynb")
@@ -647,11 +647,11 @@ def test_a_lab_begun_in_another_folder_is_found_there(
 def test_a_folder_that_cannot_take_copies_is_refused(
     course: Course, tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("what somebody wrote")
+    (tmp_path / "file").write_text("a file of the learner")
     (tmp_path / "read_only").mkdir(mode=0o555)
     wanted = tmp_path / folder  # an absolute path stays as it is
     if folder.startswith("/proc") and not Path("/proc").is_dir():
-        pytest.skip("no folder /proc, in which nobody may write")
+        pytest.skip("there is no folder /proc, which is read-only")
     if folder == "read_only" and os.access(wanted, os.W_OK):
         pytest.skip("root may write everywhere")
     assert main(["start", "01", "--into", str(wanted)]) == 1
@@ -661,7 +661,7 @@ def test_a_folder_that_cannot_take_copies_is_refused(
     assert error.endswith("Name a folder in which you may write: dtlab start 01 --into FOLDER\n")
     if folder.startswith("file"):
         assert f"/my: {tmp_path}/file is a file, not a folder" in error
-    assert (tmp_path / "file").read_text() == "what somebody wrote"
+    assert (tmp_path / "file").read_text() == "a file of the learner"
 
 
 @pytest.mark.parametrize(

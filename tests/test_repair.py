@@ -71,7 +71,7 @@ def moved(name: str, to: int) -> Callable[[Tree], None]:
 
 
 def again(name: str, to: int, source: str | None = None) -> Callable[[Tree], None]:
-    """A copy as Jupyter pastes it: with nbgrader's metadata, and an id of its own."""
+    """A copy as Jupyter pastes it: with nbgrader's metadata, and a new id."""
 
     def change(notebook: Tree) -> None:
         twin = copy.deepcopy(at(notebook, name)) | {"id": "pasted"}
@@ -222,7 +222,7 @@ CASES: dict[str, tuple[Callable[[Tree], None], str, tuple[str, ...]]] = {
     "metadata not of notebooks": (
         lambda notebook: at(notebook, FIRST)["metadata"].update(tags=5), "invalid metadata", ALL,
     ),
-    "metadata that nobody can write": (
+    "metadata that cannot be written": (
         lambda notebook: at(notebook, FIRST)["metadata"].update(x="\ud800", y=float("nan")),
         "invalid metadata", ALL,
     ),
@@ -289,7 +289,7 @@ def ids(notebook: Tree, *changes: Callable[[Tree], None]) -> list[str]:
     return [one.id for one in repair(data(notebook), LEVEL_2).notebook.cells]
 
 
-def test_a_check_that_went_missing_stands_behind_its_answer() -> None:
+def test_a_restored_check_is_placed_after_its_answer() -> None:
     names = ids(work(), without(CHECK))
     assert names[names.index(FIRST) + 1] == CHECK
 
@@ -300,19 +300,19 @@ def test_a_check_stays_where_the_learner_has_it() -> None:
     assert names.count(CHECK) == 1
 
 
-def test_a_check_never_stands_above_its_answer() -> None:
+def test_a_check_is_never_placed_above_its_answer() -> None:
     names = ids(work(), moved(CHECK, 0), moved(FIRST, 20))
     assert names[names.index(FIRST) + 1] == CHECK
 
 
-def test_an_answer_that_went_missing_stands_where_it_stood_and_above_its_check() -> None:
+def test_a_restored_answer_is_in_its_old_place_above_its_check() -> None:
     names = ids(work(), without(FIRST))
     assert names[names.index(f"{FIRST}-hints") + 1] == FIRST
     names = ids(work(), without(FIRST), moved(CHECK, 0))
     assert names[:2] == [FIRST, CHECK]
 
 
-def test_what_went_missing_with_its_check_stands_at_the_end() -> None:
+def test_an_answer_restored_with_its_check_is_placed_at_the_end() -> None:
     lost = [THIRD, f"{THIRD}-check", FIRST, CHECK]
     assert ids(work(), without(*lost))[-4:] == [FIRST, CHECK, THIRD, f"{THIRD}-check"]
 
@@ -358,7 +358,7 @@ def texts(notebook: Tree) -> list[str]:
     return [f"{one.id}: {one.source}" for one in repaired.notebook.cells]
 
 
-def test_what_is_graded_by_hand_keeps_the_text_and_the_points() -> None:
+def test_hand_graded_cells_keep_their_text_and_points() -> None:
     notebook = essay(given="hack()", essay="I think.", figure="plot()", do="Done.")
     for name in ("given", "essay", "figure", "do"):
         set_marks(name, points=1000)(notebook)
@@ -376,7 +376,7 @@ def test_of_two_texts_the_last_one_that_is_written_counts() -> None:
     assert texts(notebook)[1] == "cell-1: I think."
 
 
-def test_what_is_given_or_written_by_hand_comes_back_where_it_was() -> None:
+def test_given_and_hand_graded_cells_are_restored_in_their_places() -> None:
     notebook = essay(essay="I think.", do="Done.")
     without("given", "figure")(notebook)
     assert texts(notebook) == [
@@ -756,7 +756,7 @@ def test_a_text_outside_its_cell_is_graded_by_a_person(change: Callable[[Tree], 
     ],
     ids=["nothing", "spaces", "at the top", "in another part", "hints deleted", "hints moved"],
 )
-def test_without_a_text_nobody_needs_to_look(change: Callable[[Tree], None]) -> None:
+def test_without_a_text_no_person_needs_to_grade(change: Callable[[Tree], None]) -> None:
     graded, notes = by_hand(change)
     assert not graded
     assert not any("person" in note for note in notes)

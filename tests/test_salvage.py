@@ -62,7 +62,7 @@ def repaired(submitted: bytes | None) -> Repaired:
         (b'{"cells": {}}', "The file is no notebook, or damaged"),
     ],
 )
-def test_what_is_no_notebook_is_said_and_the_released_one_stands_in(
+def test_a_file_that_is_no_notebook_is_replaced_by_the_released_one(
     submitted: bytes | None, note: str
 ) -> None:
     result = repaired(submitted)
@@ -111,7 +111,7 @@ def test_all_whole_cells_in_front_of_a_cut_are_saved() -> None:
     assert before == ALL
 
 
-def test_what_a_cut_file_had_earned_it_earns() -> None:
+def test_a_cut_file_earns_what_its_whole_cells_earn() -> None:
     notebook = work()
     whole = data(notebook)
     for number, part in enumerate(PARTS):
@@ -138,7 +138,7 @@ def test_a_cell_is_whole_once_its_source_is() -> None:
         (b'"outputs": []', b'"outputs": [{"text": "\n]'),
     ],
 )
-def test_one_broken_cell_costs_no_other(old: bytes, new: bytes) -> None:
+def test_one_broken_cell_loses_no_other_cell(old: bytes, new: bytes) -> None:
     whole = data(work())
     start = whole.index(f'"id": "{FIRST}"'.encode())
     broken = whole[:start] + whole[start:].replace(old, new, 1)
@@ -148,7 +148,7 @@ def test_one_broken_cell_costs_no_other(old: bytes, new: bytes) -> None:
     assert "The file is damaged" in result.notes[0]
 
 
-def test_imports_that_went_lost_come_back() -> None:
+def test_lost_imports_are_restored() -> None:
     whole = data(work())
     result = repaired(whole.replace(b'"import torch\\n"', b'"import torch\\n'))
     note = "The cell 'imports' could not be read; the released version was inserted."
@@ -168,7 +168,7 @@ def test_signs_that_do_not_matter_may_be_missing(missing: bytes) -> None:
     assert mine(result.notebook.cells) == mine(work()["cells"])
 
 
-def test_a_merge_that_nobody_settled() -> None:
+def test_an_unresolved_merge_is_read() -> None:
     text = data(work()).decode()
     ours = f'   "execution_count": 3,\n   "metadata": {{}},\n   "id": "{FIRST}",\n'
     lines = f'<<<<<<< HEAD\n{ours}=======\n{ours.replace("3", "7")}>>>>>>> of: "them"\n'

@@ -43,8 +43,8 @@ def own(warm: None) -> Iterator[dtlab.Session]:
         yield made
 
 
-def goes_on(session: dtlab.Session) -> None:
-    """The ranks know what they knew, and can communicate."""
+def check_works(session: dtlab.Session) -> None:
+    """Check that the ranks kept their variables and can communicate."""
     session.cell("x.fill_(dist.get_rank())\n" + ALL_REDUCE)
     assert [one.tolist() for one in session.pull("x")] == [[3.0] * 3] * 3
 
@@ -52,7 +52,7 @@ def goes_on(session: dtlab.Session) -> None:
 # State and turns --------------------------------------------------------------------------------
 
 
-def test_what_a_cell_makes_is_there_in_the_next(shared: dtlab.Session) -> None:
+def test_variables_stay_from_cell_to_cell(shared: dtlab.Session) -> None:
     shared.cell("y = dist.get_rank()")
     shared.cell("y += 10")
     assert shared.pull("y") == [10, 11, 12]
@@ -103,7 +103,7 @@ def test_functions_cells_and_push_share_the_names_of_a_rank(
     assert own.run(eval("lambda: (f(), data)", notebook)).values == [(1, [1])] * 3
 
 
-def test_what_the_notebook_has_comes_along(own: dtlab.Session, notebook: dict[str, Any]) -> None:
+def test_ranks_get_the_notebooks_names(own: dtlab.Session, notebook: dict[str, Any]) -> None:
     use = eval("lambda: rate", notebook)
     for rate in (0.1, 0.2):
         notebook["rate"] = rate
@@ -115,7 +115,7 @@ def test_what_the_notebook_has_comes_along(own: dtlab.Session, notebook: dict[st
     assert own.run(eval("lambda: isinstance(Pair(), Pair)", notebook)).values == [True] * 3
 
 
-def test_wrappers_of_before_a_hang_say_what_to_do(own: dtlab.Session) -> None:
+def test_an_error_of_a_wrapper_made_before_a_hang_says_what_to_do(own: dtlab.Session) -> None:
     own.cell("old = dist.new_group([0, 1, 2])")
     with pytest.raises(dtlab.DeadlockError):
         own.cell(ALL_REDUCE, ranks=0)
@@ -174,7 +174,7 @@ def test_cells_have_magics_the_shell_and_await(
     assert "Wall time" in shown and "rank 0: 'then'" in shown
 
 
-def test_each_turn_has_a_trace_of_its_own(shared: dtlab.Session) -> None:
+def test_each_turn_has_a_separate_trace(shared: dtlab.Session) -> None:
     shared.cell("x = torch.ones(1_000_000)\nfor _ in range(3):\n    dist.all_reduce(x)")
     assert shared.trace is not None
     assert shared.trace.ops(1)["all_reduce"] == 3
@@ -196,10 +196,10 @@ def test_an_operation_begun_in_one_cell_may_be_finished_in_another(
     shared.cell("dist.all_reduce(x)", ranks=1)
     shared.cell("work.wait()", ranks=[0, 2])
     assert "warning" not in capsys.readouterr().out
-    goes_on(shared)
+    check_works(shared)
 
 
-def test_many_turns_leave_nothing_lying_about(shared: dtlab.Session) -> None:
+def test_many_turns_leave_no_file_open(shared: dtlab.Session) -> None:
     open_files = psutil.Process().num_fds()
     for _ in range(50):
         shared.run(int)
@@ -255,7 +255,7 @@ def test_an_error_names_ranks_and_lines_and_the_session_lives_on(shared: dtlab.S
     assert "line 4:   a / 0" in text and "process group" not in text
     assert [*caught.value.failures] == [1]
     assert shared.pull("a") == [1, 1, 1]
-    goes_on(shared)
+    check_works(shared)
 
 
 def test_an_error_in_an_earlier_cell_names_the_cell_that_called_it(shared: dtlab.Session) -> None:
@@ -279,21 +279,21 @@ def test_the_traceback_begins_in_the_cell(shared: dtlab.Session) -> None:
 def test_leaving_a_cell_by_exit_ends_no_rank(shared: dtlab.Session) -> None:
     with pytest.raises(dtlab.RankError, match="left by sys.exit"):
         shared.cell("import sys\nsys.exit(3)")
-    goes_on(shared)
+    check_works(shared)
 
 
-def test_a_name_that_is_missing_is_told_by_rank(shared: dtlab.Session) -> None:
+def test_a_missing_name_is_reported_by_rank(shared: dtlab.Session) -> None:
     with pytest.raises(dtlab.RankError, match=r"NameError.*'missing'"):
         shared.pull("missing")
 
 
-def test_what_cannot_be_sent_back_is_told(shared: dtlab.Session) -> None:
+def test_a_result_that_cannot_be_sent_back_is_named(shared: dtlab.Session) -> None:
     with pytest.raises(dtlab.RankError, match="cannot be sent back"):
         shared.pull("dist.group.WORLD")
-    goes_on(shared)
+    check_works(shared)
 
 
-def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
+def test_wrong_arguments_are_refused(shared: dtlab.Session) -> None:
     for ask, words in (
         (lambda: shared.cell("1", ranks=3), "there is no rank 3: the session has ranks 0 to 2"),
         (lambda: shared.cell("1", ranks=[]), "ranks is empty"),
@@ -306,17 +306,17 @@ def test_what_cannot_be_meant_is_refused(shared: dtlab.Session) -> None:
     ):
         with pytest.raises(dtlab.LaunchError, match=words):
             ask()  # type: ignore[no-untyped-call]
-    goes_on(shared)
+    check_works(shared)
 
 
-def test_under_torchrun_launch_is_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_torchrun_the_error_names_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "1")
     with pytest.raises(dtlab.LaunchError, match="Use dtlab.launch, which runs in this process"):
         dtlab.session(2)
 
 
-def test_a_rank_opens_no_ranks_of_its_own(shared: dtlab.Session) -> None:
+def test_a_rank_cannot_open_a_session(shared: dtlab.Session) -> None:
     with pytest.raises(dtlab.RankError, match="called inside rank"):
         shared.cell("import dtlab\ndtlab.launch(int)")
 
@@ -332,7 +332,7 @@ def test_a_rank_that_fails_frees_those_that_wait_for_it(own: dtlab.Session) -> N
     assert "rank 2 was waiting in all_reduce and was interrupted" in text
     assert "The ranks keep their variables. Their process group is new" in text
     assert [*caught.value.failures] == [0]
-    goes_on(own)
+    check_works(own)
 
 
 def test_a_hang_is_explained_and_costs_no_variables(own: dtlab.Session) -> None:
@@ -344,7 +344,7 @@ def test_a_hang_is_explained_and_costs_no_variables(own: dtlab.Session) -> None:
     assert "Every rank receives before it sends" in str(caught.value)
     assert {one.rank for one in caught.value.waiting} == {0, 1, 2}
     assert own.pull("kept") == [0, 1, 2]
-    goes_on(own)
+    check_works(own)
 
 
 def test_a_collective_on_some_ranks_names_those_that_are_missing(own: dtlab.Session) -> None:
@@ -353,13 +353,13 @@ def test_a_collective_on_some_ranks_names_those_that_are_missing(own: dtlab.Sess
     text = str(caught.value)
     assert "rank 2 does not run this cell" in text
     assert "The operation that ranks 0 and 1 called also needs rank 2" in text
-    goes_on(own)
+    check_works(own)
 
 
-def test_operations_that_do_not_fit_are_told(own: dtlab.Session) -> None:
+def test_operations_that_do_not_match_are_explained(own: dtlab.Session) -> None:
     with pytest.raises(dtlab.DeadlockError, match="All ranks must pass the same"):
         own.cell("dist.all_reduce(torch.ones(3 + dist.get_rank() % 2))")
-    goes_on(own)
+    check_works(own)
 
 
 def test_threads_of_an_earlier_turn_are_not_blamed(own: dtlab.Session) -> None:
@@ -377,11 +377,11 @@ def test_a_group_that_others_do_not_make_costs_no_variables(own: dtlab.Session) 
     with pytest.raises(dtlab.DeadlockError, match="The operation that rank 0 called also needs"):
         own.cell("dist.new_group([0, 1])", ranks=0)
     assert own.pull("kept") == [0, 1, 2]
-    goes_on(own)
+    check_works(own)
 
 
 @pytest.mark.proof
-def test_what_a_hang_leaves_behind_does_not_add_up(own: dtlab.Session) -> None:
+def test_repeated_hangs_leave_no_more_files_and_threads(own: dtlab.Session) -> None:
     ranks = [psutil.Process(pid) for pid in own.pull("os.getpid()")]
 
     def open_things() -> list[tuple[int, int]]:
@@ -391,7 +391,7 @@ def test_what_a_hang_leaves_behind_does_not_add_up(own: dtlab.Session) -> None:
     for _ in range(3):
         with pytest.raises(dtlab.DeadlockError):
             own.cell(ALL_REDUCE, ranks=[0, 1])
-        goes_on(own)
+        check_works(own)
         counts.append(open_things())
     assert counts[0] == counts[1] == counts[2]
 
@@ -405,18 +405,18 @@ def test_a_hang_inside_backward_is_freed(own: dtlab.Session) -> None:
     )
     with pytest.raises(dtlab.DeadlockError):
         own.cell("if dist.get_rank():\n    model(torch.ones(1, 4)).sum().backward()")
-    goes_on(own)
+    check_works(own)
     own.cell("model = DDP(model.module)\nmodel(torch.ones(1, 4)).sum().backward()")
 
 
 @pytest.mark.slow
-def test_groups_of_before_are_refused_after_a_hang(own: dtlab.Session) -> None:
+def test_groups_made_before_a_hang_are_refused_after_it(own: dtlab.Session) -> None:
     own.cell("old = dist.new_group([0, 1])")
     with pytest.raises(dtlab.DeadlockError):
         own.cell(ALL_REDUCE, ranks=0)
     with pytest.raises(dtlab.RankError):
         own.cell("dist.all_reduce(x, group=old)", ranks=[0, 1], timeout=5)
-    goes_on(own)
+    check_works(own)
     own.cell("new = dist.new_group([0, 1])\nif dist.get_rank() < 2: dist.all_reduce(x, group=new)")
 
 
@@ -427,12 +427,12 @@ def test_a_time_limit_says_where_ranks_are(shared: dtlab.Session) -> None:
     assert "the time limit of 0.3 s has passed" in text
     assert "rank 1 was still running" in text and "line 2:   time.sleep(60)" in text
     assert "rank 2 took no part" in text and "%%ranks --timeout" in text
-    goes_on(shared)
+    check_works(shared)
 
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_who_does_not_come_back_ends_the_session(own: dtlab.Session) -> None:
+def test_a_rank_that_does_not_return_ends_the_session(own: dtlab.Session) -> None:
     stubborn = (
         "for _ in range(10**9):\n    try:\n        time.sleep(0.01)\n"
         "    except BaseException:\n        pass"
@@ -445,7 +445,7 @@ def test_who_does_not_come_back_ends_the_session(own: dtlab.Session) -> None:
         own.pull("x")
     own.restart()
     own.cell(START)
-    goes_on(own)
+    check_works(own)
 
 
 # Ctrl-C -----------------------------------------------------------------------------------------
@@ -473,19 +473,19 @@ def interrupted(session: dtlab.Session, source: str, after: float = 0.3) -> floa
 def test_ctrl_c_ends_a_cell_that_computes(shared: dtlab.Session) -> None:
     seconds = interrupted(shared, "time.sleep(60)")
     assert seconds < 3  # 0.1 when nothing else runs
-    goes_on(shared)
+    check_works(shared)
 
 
 def test_ctrl_c_ends_a_collective(own: dtlab.Session) -> None:
     seconds = interrupted(own, f"if dist.get_rank() == 0:\n    time.sleep(60)\n{ALL_REDUCE}")
     assert seconds < 3  # 0.4 when nothing else runs
-    goes_on(own)
+    check_works(own)
 
 
 def test_a_cell_may_take_ctrl_c_for_itself(shared: dtlab.Session) -> None:
     interrupted(shared, "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    taken = True")
     assert shared.pull("taken") == [True] * 3
-    goes_on(shared)
+    check_works(shared)
 
 
 # Beginning and end ------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ def test_closing_leaves_no_process(warm: None) -> None:
     assert repr(session) == "session of 2 ranks on gloo, closed"
 
 
-def test_nobody_holds_a_session_that_is_forgotten(warm: None) -> None:
+def test_a_session_without_references_is_closed(warm: None) -> None:
     before = set(descendants())
     dtlab.session(1)
     with dtlab.session(1):  # takes its place
@@ -542,7 +542,7 @@ def test_nobody_holds_a_session_that_is_forgotten(warm: None) -> None:
     until(lambda: set(descendants()) <= before)
 
 
-def test_a_rank_that_dies_in_its_cell_is_told(own: dtlab.Session) -> None:
+def test_a_rank_that_dies_in_its_cell_is_named(own: dtlab.Session) -> None:
     with pytest.raises(dtlab.RankError) as caught:
         own.cell("if dist.get_rank() == 2:\n    os._exit(5)\ndist.barrier()")
     text = str(caught.value)
@@ -551,7 +551,7 @@ def test_a_rank_that_dies_in_its_cell_is_told(own: dtlab.Session) -> None:
     assert not own.is_open
 
 
-def test_a_rank_that_dies_between_cells_is_told_in_the_next(own: dtlab.Session) -> None:
+def test_a_rank_that_dies_between_cells_is_named_in_the_next(own: dtlab.Session) -> None:
     (pid,) = [one for one in own.pull("os.getpid()", ranks=1) if one]
     os.kill(pid, signal.SIGKILL)
     start = time.perf_counter()
@@ -562,7 +562,7 @@ def test_a_rank_that_dies_between_cells_is_told_in_the_next(own: dtlab.Session) 
     assert not own.is_open
 
 
-def test_a_crash_is_told(own: dtlab.Session) -> None:
+def test_a_crash_is_explained(own: dtlab.Session) -> None:
     with pytest.raises(dtlab.RankError, match="rank 0 was ended by SIGSEGV"):
         own.cell("import ctypes\nctypes.string_at(0)", ranks=0)
 
@@ -580,7 +580,7 @@ def test_a_memory_limit_holds_in_each_cell(warm: None) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_notebook_takes_its_ranks_along(how: signal.Signals, script: Path) -> None:
+def test_ranks_end_when_their_notebook_is_killed(how: signal.Signals, script: Path) -> None:
     script.write_text(
         "import dtlab, time\ns = dtlab.session(2)\n"
         "s.cell('import os')\nprint(*s.pull('os.getpid()'), flush=True)\n"
@@ -601,7 +601,7 @@ def test_a_killed_notebook_takes_its_ranks_along(how: signal.Signals, script: Pa
 
 
 def until(condition: Callable[[], bool], seconds: float = 6.0) -> None:
-    """Wait for something that has to come."""
+    """Wait until `condition` holds; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -610,14 +610,14 @@ def until(condition: Callable[[], bool], seconds: float = 6.0) -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_a_session_of_a_thread_that_is_busy_says_so(own: dtlab.Session) -> None:
+def test_a_session_that_runs_a_cell_refuses_another_thread(own: dtlab.Session) -> None:
     thread = threading.Thread(target=own.cell, args=("time.sleep(1.5)",))
     thread.start()
     until(lambda: own._lock.locked())
     with pytest.raises(dtlab.LaunchError, match="running a cell"):
         own.pull("x")
     thread.join()
-    goes_on(own)
+    check_works(own)
 
 
 # GPUs -------------------------------------------------------------------------------------------

@@ -15,17 +15,17 @@ from dtlab.training.saved import saved_bytes
 from dtlab.units.unit00.memory_moments import MOMENTS, moments
 from dtlab.units.unit00.strategies import FACTS, LEAVES, chosen, draw_job
 
-EVERYBODY = [f"somebody {number}" for number in range(40)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(40)]
 REASON = ["scenarios", "efficiency", "memory_moments", "five_scenarios"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("symbol", REASON)
-def test_everybody_is_given_values(symbol: str) -> None:
+def test_every_learner_is_given_values(symbol: str) -> None:
     check = find_part(f"00/{symbol}").check
     assert isinstance(check, Questions)
-    drawn = {repr(dict(check.given(symbol, learner))) for learner in EVERYBODY}
-    assert len(drawn) > len(EVERYBODY) / 2
+    drawn = {repr(dict(check.given(symbol, learner))) for learner in MANY_LEARNERS}
+    assert len(drawn) > len(MANY_LEARNERS) / 2
 
 
 # Strategies ------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_jobs_are_drawn_for_each_strategy(leaf: str) -> None:
 def test_the_three_scenarios_are_those_of_the_lesson() -> None:
     check = find_part("00/scenarios").check
     assert isinstance(check, Questions)
-    for learner in EVERYBODY:
+    for learner in MANY_LEARNERS:
         given = check.given("scenarios", learner)
         assert chosen(given["resnet"]).leaf.id in ("data", "more_gpus")
         assert chosen(given["transformer"]).leaf.id in ("zero2", "zero3")
@@ -64,7 +64,7 @@ def test_amdahls_law_gives_the_measured_step_again() -> None:
     check = find_part("00/efficiency").check
     assert isinstance(check, Questions)
     by_name = {question.name: question.answer for question in check.questions}
-    for learner in EVERYBODY:
+    for learner in MANY_LEARNERS:
         given = check.named(check.given("efficiency", learner))
         serial = by_name["serial"].expected(given) / 100  # type: ignore[attr-defined]
         step = given["alone"] * (serial + (1 - serial) / 8)

@@ -215,7 +215,7 @@ def test_ddp_averages_uneven_batches_as_the_answers_say(learner: str) -> None:
 
 
 @pytest.mark.parametrize("symbol", ["ddp_step", "all_reduces", "samples", "uneven"])
-def test_values_can_be_drawn_for_everybody(symbol: str) -> None:
+def test_values_can_be_drawn_for_every_learner(symbol: str) -> None:
     part = find_part(f"02/{symbol}")
     assert isinstance(part.check, Questions)
     drawings = {repr(part.check.given(symbol, f"somebody {n}")) for n in range(100)}

@@ -30,7 +30,7 @@ from tests.wrong_answers import answers_of
 
 SYMBOLS = ["effective_batch", "micro_gradients", "scaled_rate", "noise_scale"]
 LEARNERS = [f"learner{number}" for number in range(4)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_an_epoch_on_real_ranks_is_as_the_answers_say(skip: bool) -> None:
 
 @pytest.mark.slow
 def test_what_is_given_of_run_c_divides_and_ends_with_a_short_step() -> None:
-    for given, right in (drawn("effective_batch", learner) for learner in EVERYBODY):
+    for given, right in (drawn("effective_batch", learner) for learner in MANY_LEARNERS):
         copies, of_a_group = divmod(given["c"]["gpus"], given["c"]["degree"])
         assert copies > 1
         assert (of_a_group, given["samples"] % (copies * given["c"]["micro"])) == (0, 0)
@@ -220,7 +220,7 @@ def test_the_library_scales_and_warms_up_as_the_answers_say(learner: str) -> Non
 
 @pytest.mark.slow
 def test_an_epoch_of_images_divides_by_both_batches() -> None:
-    for given, right in (drawn("scaled_rate", learner) for learner in EVERYBODY):
+    for given, right in (drawn("scaled_rate", learner) for learner in MANY_LEARNERS):
         assert given["images"] % given["batch"] == given["batch"] % given["base_batch"] == 0
         assert math.sqrt(given["batch"] / given["base_batch"]).is_integer()
         assert 0 < given["step"] < right["warmup_steps"]
@@ -301,7 +301,7 @@ def test_batches_cost_the_steps_that_the_answers_say(learner: str) -> None:
     given, right = drawn("noise_scale", learner)
 
     def steps(batch: float) -> float:
-        """In those of the small batch: as many as the falls are smaller."""
+        """In steps of the small batch: the ratio by which one step lowers the loss less."""
         falls = (fall_of_the_loss(given, right, one) for one in (given["batches"][0], batch))
         return float(given["steps"] * next(falls) / next(falls))
 
@@ -317,7 +317,7 @@ def test_some_batch_is_below_the_noise_scale_but_not_well_below() -> None:
     assert isinstance(part, Questions)
     (kind,) = (one.answer for one in part.questions if one.name == "well_below")
     assert isinstance(kind, Choices)
-    for _, right in (drawn("noise_scale", learner) for learner in EVERYBODY):
+    for _, right in (drawn("noise_scale", learner) for learner in MANY_LEARNERS):
         below = {name for name in kind.options if int(name) < right["noise_scale"]}
         assert right["well_below"] < below < set(kind.options)
         assert float(right["fewest"]).is_integer()
@@ -328,14 +328,14 @@ def test_some_batch_is_below_the_noise_scale_but_not_well_below() -> None:
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_values_can_be_drawn_for_everybody(symbol: str) -> None:
+def test_values_can_be_drawn_for_every_learner(symbol: str) -> None:
     part = find_part(f"03/{symbol}")
     assert isinstance(part.check, Questions)
-    assert len({repr(part.check.given(symbol, learner)) for learner in EVERYBODY}) > 90
+    assert len({repr(part.check.given(symbol, learner)) for learner in MANY_LEARNERS}) > 90
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_no_message_gives_the_right_number_away(symbol: str) -> None:
+def test_no_message_contains_the_right_number(symbol: str) -> None:
     """What is said after the learner's own answer, of all wrong answers that are known."""
     known = answers_of(find_part(f"03/{symbol}"))
     assert known is not None

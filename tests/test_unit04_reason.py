@@ -26,7 +26,7 @@ PARTS = [part for part in known_parts() if (part.unit, part.level) == ("04", 1)]
 
 SYMBOLS = [part.symbol for part in PARTS]
 LEARNERS = [f"learner{number}" for number in range(4)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 
 def known(symbol: str) -> Answers:
@@ -46,7 +46,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 # 04/representable ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learner", EVERYBODY[:20])
+@pytest.mark.parametrize("learner", MANY_LEARNERS[:20])
 def test_casts_say_what_the_answers_say(learner: str) -> None:
     """The second right answer is worked out by casts alone."""
     given, right = drawn("representable", learner)
@@ -71,7 +71,7 @@ def test_sgd_moves_the_weights_that_the_answers_leave_out(learner: str) -> None:
 @pytest.mark.slow
 def test_sizes_of_updates_mislead() -> None:
     """The largest update is lost, the smaller ones are not all; the master needs some steps."""
-    for given, right in (drawn("representable", learner) for learner in EVERYBODY):
+    for given, right in (drawn("representable", learner) for learner in MANY_LEARNERS):
         by_size = sorted(zip(given["updates"], "pqrs", strict=True))
         assert by_size[-1][1] in right["lost"]
         assert len(right["lost"]) == 2
@@ -106,7 +106,7 @@ def scaled_by_torch(
         yield int(math.log2(scale)), bool(optimizer.state)
 
 
-@pytest.mark.parametrize("learner", EVERYBODY[:20])
+@pytest.mark.parametrize("learner", MANY_LEARNERS[:20])
 def test_pytorchs_scaler_follows_the_answers(learner: str) -> None:
     given, right = drawn("scaler_steps", learner)
     gradients = (
@@ -156,7 +156,7 @@ def test_real_tensors_have_the_bytes_of_the_answers(policy: str) -> None:
     pieces = [sum(one.nbytes for one in kind) / layer.weight.numel() for kind in kinds]
     given, right = next(
         (given, right)
-        for given, right in (drawn("sixteen_bytes", learner) for learner in EVERYBODY)
+        for given, right in (drawn("sixteen_bytes", learner) for learner in MANY_LEARNERS)
         if given["policy"] == policy
     )
     assert pieces == right["pieces"]
@@ -208,10 +208,10 @@ def test_autocast_halves_what_the_answers_say() -> None:
 
 @pytest.mark.slow
 def test_the_budget_lies_between_gb_and_gib() -> None:
-    """Whoever takes one for the other gets another answer, and no edge is near."""
+    """A learner who confuses the two gets another answer, and no value is near an edge."""
     policies = {"half_only": 8, "mixed": 16, "mixed_fp32_grads": 18, "mixed_fp32_accumulation": 20}
     answers = set()
-    for given, right in (drawn("sixteen_bytes", learner) for learner in EVERYBODY):
+    for given, right in (drawn("sixteen_bytes", learner) for learner in MANY_LEARNERS):
         shares = {
             name: size * given["parameters"] * 1e9 / given["budget"]
             for name, size in policies.items()
@@ -307,9 +307,9 @@ def test_a_block_keeps_what_the_answers_say() -> None:
 
 @pytest.mark.slow
 def test_what_saves_most_is_not_the_same_for_all() -> None:
-    found = {drawn("activation_bytes", learner)[1]["most"] for learner in EVERYBODY}
+    found = {drawn("activation_bytes", learner)[1]["most"] for learner in MANY_LEARNERS}
     assert found == {"fused", "halved"}
-    for given, right in (drawn("activation_bytes", learner) for learner in EVERYBODY):
+    for given, right in (drawn("activation_bytes", learner) for learner in MANY_LEARNERS):
         assert given["hidden"] == given["heads"] * given["hidden"] // given["heads"]
         apart = abs(right["selective"] / 50 - 1)  # fused attention beside half of everything
         assert apart > 0.02
@@ -378,7 +378,7 @@ def test_segments_keep_and_repeat_what_the_answers_say(learner: str) -> None:
 
 
 def test_checkpoints_cost_the_flops_of_the_answers() -> None:
-    """PyTorch would leave out what nobody needs of the forward pass: here, the last layer."""
+    """PyTorch would leave out what no gradient needs of the forward pass: here, the last layer."""
     _, right = drawn("checkpoint_spacing", "ada")
     layers = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
     counts = []
@@ -394,7 +394,7 @@ def test_checkpoints_cost_the_flops_of_the_answers() -> None:
 @pytest.mark.slow
 def test_measured_times_are_as_checkpoints_make_them() -> None:
     """36 to 39 % more time, 26 to 28 % less throughput; and the best spacing is whole."""
-    for given, right in (drawn("checkpoint_spacing", learner) for learner in EVERYBODY):
+    for given, right in (drawn("checkpoint_spacing", learner) for learner in MANY_LEARNERS):
         assert 1.36 < given["after"] / given["before"] < 1.39
         assert 26 < right["throughput"] < 28.1
         assert given["layers"] % right["best"] == given["layers"] % given["spacing"] == 0
@@ -405,10 +405,10 @@ def test_measured_times_are_as_checkpoints_make_them() -> None:
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_values_can_be_drawn_for_everybody(symbol: str) -> None:
+def test_values_can_be_drawn_for_every_learner(symbol: str) -> None:
     check = find_part(f"04/{symbol}").check
     assert isinstance(check, Questions)
-    assert len({repr(check.given(symbol, learner)) for learner in EVERYBODY}) > 90
+    assert len({repr(check.given(symbol, learner)) for learner in MANY_LEARNERS}) > 90
 
 
 @pytest.mark.slow
@@ -424,7 +424,7 @@ def test_right_and_wrong_are_told_apart_for_many_learners(symbol: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_no_message_gives_the_right_number_away(symbol: str) -> None:
+def test_no_message_contains_the_right_number(symbol: str) -> None:
     """What is said after the learner's own answer, of all wrong answers that are known."""
     answers = known(symbol)
     for seed in range(5):

@@ -22,7 +22,7 @@ from tests.staying import on_ranks
 from tests.wrong_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 
 def known(symbol: str) -> Answers:
@@ -54,7 +54,7 @@ def test_the_papers_table_comes_out() -> None:
 @pytest.mark.slow
 def test_what_fits_is_neither_all_nor_nothing_and_units_matter() -> None:
     budgets, gib = Counter[int](), 0
-    for given, right in (drawn("states", learner) for learner in EVERYBODY):
+    for given, right in (drawn("states", learner) for learner in MANY_LEARNERS):
         assert 0 < len(right["fits"]) < 3
         assert right["ranks"] < right["ranks_beside"] < 400
         budgets[given["budget"]] += 1
@@ -65,7 +65,7 @@ def test_what_fits_is_neither_all_nor_nothing_and_units_matter() -> None:
 
 def test_policies_of_the_answers_are_those_of_the_library() -> None:
     names = ("mixed", "mixed_fp32_grads", "mixed_fp32_accumulation", "half_only")
-    for given, right in (drawn("four_answers", learner) for learner in EVERYBODY[:20]):
+    for given, right in (drawn("four_answers", learner) for learner in MANY_LEARNERS[:20]):
         params, ranks = round(given["parameters"] * 1e9), given["ranks"]
         for stage in (1, 2):
             states = [model_states(params, stage, ranks, name).total / 1e9 for name in names]
@@ -78,7 +78,7 @@ def test_policies_of_the_answers_are_those_of_the_library() -> None:
 
 @pytest.mark.slow
 def test_texts_use_all_four_policies() -> None:
-    found = Counter(drawn("four_answers", learner)[1]["policy"] for learner in EVERYBODY)
+    found = Counter(drawn("four_answers", learner)[1]["policy"] for learner in MANY_LEARNERS)
     assert len(found) == 4
 
 
@@ -147,10 +147,10 @@ def test_ddp_reduces_once_and_its_zero_optimizer_broadcasts() -> None:
 
 
 @pytest.mark.slow
-def test_events_stand_in_an_order_that_gives_nothing_away() -> None:
-    orders = {tuple(drawn("moments", learner)[1]["order"]) for learner in EVERYBODY}
+def test_the_order_of_events_does_not_reveal_the_answer() -> None:
+    orders = {tuple(drawn("moments", learner)[1]["order"]) for learner in MANY_LEARNERS}
     assert len(orders) > 90
-    for given, right in (drawn("moments", learner) for learner in EVERYBODY):
+    for given, right in (drawn("moments", learner) for learner in MANY_LEARNERS):
         assert sorted(right["order"]) == list(range(1, 8))
         assert given["names"] == right["order"]
 

@@ -30,7 +30,7 @@ from tests.wrong_answers import Answers, answers_of
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("06", 1)]
 
 LEARNERS = [f"learner{number}" for number in range(4)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 RANKS = 2
 
 
@@ -49,9 +49,9 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.symbol)
-def test_values_can_be_drawn_for_everybody(part: Any) -> None:
-    shown = {repr(part.check.given(part.symbol, learner)) for learner in EVERYBODY}
-    assert len(shown) == len(EVERYBODY)
+def test_values_can_be_drawn_for_every_learner(part: Any) -> None:
+    shown = {repr(part.check.given(part.symbol, learner)) for learner in MANY_LEARNERS}
+    assert len(shown) == len(MANY_LEARNERS)
 
 
 # 06/shapes -------------------------------------------------------------------------------------
@@ -129,9 +129,9 @@ def test_the_padded_vocabulary_of_gpt_2_is_the_papers() -> None:
 
 
 def test_some_learners_may_use_three_ranks_and_some_only_powers_of_two() -> None:
-    allowed = Counter("3" in drawn("shapes", learner)[1]["allowed"] for learner in EVERYBODY)
+    allowed = Counter("3" in drawn("shapes", learner)[1]["allowed"] for learner in MANY_LEARNERS)
     assert min(allowed.values()) > 20
-    for given, right in (drawn("shapes", learner) for learner in EVERYBODY):
+    for given, right in (drawn("shapes", learner) for learner in MANY_LEARNERS):
         assert str(given["ranks"]) in right["allowed"]
         assert right["parameters"] == int(right["parameters"])
         assert given["inner"] % given["ranks"] == 0
@@ -215,7 +215,7 @@ def block(rank: int, ranks: int, by_tokens: bool = False) -> dict[str, Tensor]:
     seen["after"] = g(seen["product"])
     hidden = x + seen["after"]
     entered = f(F.layer_norm(hidden, (WIDTH,)))
-    entered.retain_grad()  # what comes back to it has not been through f
+    entered.retain_grad()  # its gradient has not been through f
     seen["gelu"] = F.gelu(entered @ own["first"].T)
     (hidden + g(seen["gelu"] @ own["second"].T) + bias).square().sum().backward()
     seen |= {"before_f": entered.grad, "first_grad": own["first"].grad, "norm_grad": norm.grad}
@@ -311,8 +311,8 @@ def test_with_sequence_parallelism_pytorch_goes_round_as_often_as_the_answers_sa
     assert (forward + backward).total() * one_pass == pytest.approx(right["sequence"][0])
 
 
-def test_letters_stand_in_an_order_that_gives_nothing_away() -> None:
-    wholes = Counter(letter for one in EVERYBODY for letter in drawn("holds", one)[1]["whole"])
+def test_the_order_of_letters_does_not_reveal_the_answer() -> None:
+    wholes = Counter(letter for one in MANY_LEARNERS for letter in drawn("holds", one)[1]["whole"])
     assert len(wholes) == 9
     assert min(wholes.values()) > 20
 
@@ -344,7 +344,7 @@ def test_operations_of_a_layer_are_what_pytorch_counts() -> None:
 
 def test_waiting_is_short_inside_a_node_and_long_between_nodes() -> None:
     cards = Counter[str]()
-    for given, right in (drawn("volume", learner) for learner in EVERYBODY):
+    for given, right in (drawn("volume", learner) for learner in MANY_LEARNERS):
         inside, between = right["share"]
         assert 0.5 < inside < between < 90
         assert right["milliseconds"][1] > 7 * right["milliseconds"][0]
@@ -358,7 +358,7 @@ def test_waiting_is_short_inside_a_node_and_long_between_nodes() -> None:
 
 def test_what_fits_is_neither_all_nor_nothing_and_never_close() -> None:
     found = Counter[int]()
-    for given, right in (drawn("kept", learner) for learner in EVERYBODY):
+    for given, right in (drawn("kept", learner) for learner in MANY_LEARNERS):
         found[len(right["fits"])] += 1
         sizes = [right[name] * given["layers"] / 1e3 for name in ("tensor", "both", "full")]
         assert all(abs(size / given["room"] - 1) > 0.05 for size in sizes)

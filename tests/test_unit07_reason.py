@@ -20,7 +20,7 @@ from dtlab.units.unit07.timeline import SCHEDULES, laid_out
 from tests.wrong_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 Orders = list[list[str]]
 
 
@@ -214,7 +214,7 @@ def test_a_naive_pipeline_of_four_stages_is_used_a_quarter_and_then_57_percent()
 
 
 def test_the_fewest_microbatches_are_enough_and_no_float_decides() -> None:
-    for given, right in (drawn("bubble", learner) for learner in EVERYBODY):
+    for given, right in (drawn("bubble", learner) for learner in MANY_LEARNERS):
         wait, count = given["stages"] - 1, right["microbatches"]
         assert 100 * wait < given["percent"] * (count + wait)
         assert 100 * wait > given["percent"] * (count - 1 + wait)
@@ -285,7 +285,7 @@ def test_the_impossible_cell_breaks_one_rule() -> None:
 
 @pytest.mark.proof
 def test_grid_a_can_run_and_grid_b_cannot_in_one_cell() -> None:
-    for given, right in (drawn("timeline", learner) for learner in EVERYBODY):
+    for given, right in (drawn("timeline", learner) for learner in MANY_LEARNERS):
         assert cannot_run(given["grid_a"]) == []
         assert cannot_run(given["grid_b"]) == [tuple(right["cell"])]
         rank, step = right["cell"]
@@ -307,7 +307,7 @@ def test_a_longer_grid_has_as_many_steps_as_the_answer_says(learner: str) -> Non
 
 
 def test_learners_get_all_schedules_and_all_reasons() -> None:
-    found = [drawn("timeline", learner) for learner in EVERYBODY]
+    found = [drawn("timeline", learner) for learner in MANY_LEARNERS]
     names = Counter(right["schedule"] for _, right in found)
     reasons = Counter(right["reason"] for _, right in found)
     assert len(names) == 5

@@ -22,7 +22,7 @@ from dtlab.predict.context import (
 from tests.level_one import drawn_for
 
 LEARNERS = [f"learner{number}" for number in range(8)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
@@ -31,7 +31,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("symbol", ["volumes", "head_limit", "halos", "hidden"])
 def test_learners_get_different_questions(symbol: str) -> None:
-    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in EVERYBODY)
+    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in MANY_LEARNERS)
     assert len(values) > 30
     assert max(values.values()) < 12
 
@@ -60,7 +60,7 @@ def test_volumes_are_those_of_the_library(learner: str) -> None:
 
 
 def test_both_ways_to_split_a_sequence_are_least_for_some() -> None:
-    found = Counter(drawn("volumes", learner)[1]["least"] for learner in EVERYBODY)
+    found = Counter(drawn("volumes", learner)[1]["least"] for learner in MANY_LEARNERS)
     assert set(found) == {"ulysses", "ring"}
     assert min(found.values()) > 15
 

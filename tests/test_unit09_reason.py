@@ -22,7 +22,7 @@ from dtlab.predict import (
 from tests.level_one import drawn_for
 
 LEARNERS = [f"learner{number}" for number in range(8)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
@@ -31,7 +31,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("symbol", ["links", "six_of_eight", "break_even", "utilisation"])
 def test_learners_get_different_questions(symbol: str) -> None:
-    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in EVERYBODY)
+    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in MANY_LEARNERS)
     assert len(values) > 60
     assert max(values.values()) < 5
 

@@ -21,7 +21,7 @@ from tests.level_one import drawn_for
 from tests.wrong_answers import answers_of
 
 LEARNERS = [f"learner{number}" for number in range(8)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 AXES = ("data", "pipeline", "tensor")
 
 
@@ -31,7 +31,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("symbol", ["coordinates", "thousand_gpus", "smallest_mesh"])
 def test_learners_get_different_questions(symbol: str) -> None:
-    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in EVERYBODY)
+    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in MANY_LEARNERS)
     assert len(values) > 40
     assert max(values.values()) < 10
 
@@ -66,7 +66,7 @@ def test_every_group_is_counted_and_every_one_touches_as_many_nodes(learner: str
 
 
 def test_one_axis_or_two_lie_inside_a_node_and_never_all() -> None:
-    found = Counter(len(drawn("coordinates", learner)[1]["inside"]) for learner in EVERYBODY)
+    found = Counter(len(drawn("coordinates", learner)[1]["inside"]) for learner in MANY_LEARNERS)
     assert set(found) == {1, 2}
     assert min(found.values()) > 15
 
@@ -124,7 +124,7 @@ def test_states_and_flights_are_those_of_the_library(learner: str) -> None:
 
 def test_what_fits_does_not_depend_on_rounding_and_differs() -> None:
     found = Counter()
-    for given, right in (drawn("thousand_gpus", learner) for learner in EVERYBODY):
+    for given, right in (drawn("thousand_gpus", learner) for learner in MANY_LEARNERS):
         states = sum(right["states"]), right["zero_1"]
         totals = [x + y for y, x in itertools.product(right["first_stage"], states)]
         fits = dict(zip(("plain", "zero_1", "selective", "both"), totals, strict=True))

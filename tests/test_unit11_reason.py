@@ -15,7 +15,7 @@ from tests.drawn import check_layout, texts
 from tests.level_one import drawn_for
 
 LEARNERS = [f"learner{number}" for number in range(8)]
-EVERYBODY = [f"somebody {number}" for number in range(100)]
+MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
@@ -24,7 +24,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("symbol", ["task_graph", "copies", "interval", "who_does_it"])
 def test_learners_get_different_questions(symbol: str) -> None:
-    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in EVERYBODY)
+    values = Counter(str(dict(drawn(symbol, learner)[0])) for learner in MANY_LEARNERS)
     assert len(values) > 80
     assert max(values.values()) < 5
 
@@ -70,7 +70,7 @@ def test_seconds_of_the_graph_are_those_of_its_lanes(learner: str) -> None:
 @pytest.mark.slow
 def test_every_drawing_can_be_read() -> None:
     shapes = {}
-    for learner in EVERYBODY:
+    for learner in MANY_LEARNERS:
         tasks = drawn("task_graph", learner)[0]["tasks"]
         shapes[str([needs for _, needs in tasks.values()])] = tasks
     assert len(shapes) == 4
@@ -84,7 +84,7 @@ def test_every_drawing_can_be_read() -> None:
 
 
 def test_all_arguments_fit_in_the_store_of_the_driver() -> None:
-    for learner in EVERYBODY:
+    for learner in MANY_LEARNERS:
         given, right = drawn("copies", learner)
         assert right["by_value"] < 1000 * given["store"]
         assert right["bound"] > given["nodes"] * given["workers"]
@@ -115,7 +115,7 @@ def test_intervals_and_losses_are_those_of_the_library(learner: str) -> None:
 
 def test_each_learner_meets_three_systems_and_every_task_comes_up() -> None:
     asked: Counter[str] = Counter()
-    for learner in EVERYBODY:
+    for learner in MANY_LEARNERS:
         given, right = drawn("who_does_it", learner)
         names = [right[name] for name in ("first", "second", "third")]
         assert len(set(names)) == 3

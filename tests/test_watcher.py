@@ -1,6 +1,6 @@
-"""Programs that stand still or do not fit: told at once, with ranks, peers, lines and advice.
+"""Programs that deadlock or mismatch get an error at once, with ranks, peers, lines and advice.
 
-Every fault is a plain function in a table, with what has to be said about it. `waiting` gives for
+Every fault is a plain function in a table, with what its error must say. `waiting` gives for
 each rank the operation, its peers, and a piece of the learner's own line.
 """
 
@@ -44,7 +44,7 @@ WORLD_SUM = "dist.all_reduce(torch.ones(4))"
 
 @dataclass(frozen=True)
 class Fault:
-    """A function that has to end with a DeadlockError, and what that has to say."""
+    """A function that must end with a DeadlockError, and what the error must say."""
 
     function: Function
     world_size: int
@@ -105,7 +105,7 @@ def line_of(fn: Function, code: str) -> set[int]:
 def assert_waits(
     waiting: list[dtlab.Waiting], fn: Function, expected: Mapping[int, Expected], some: bool
 ) -> None:
-    """Each rank that is told of waits as expected, on a line of `fn`."""
+    """Check that each rank that the error lists waits as expected, on a line of `fn`."""
     ranks = [one.rank for one in waiting]
     assert len(set(ranks)) == len(ranks)
     if some:
@@ -198,7 +198,7 @@ def test_the_error_has_what_the_ranks_had_printed() -> None:
 
 @fault(4, {r: ("recv", ((r + 1) % 4,), "dist.recv(box") for r in range(4)}, "neighbour")
 def ring_with_a_wrong_neighbour() -> None:
-    """Everybody sends to the right, and receives from the right as well."""
+    """Every rank sends to its right neighbour, and also receives from it."""
     box, right = torch.ones(4), (me() + 1) % 4
     work = dist.isend(box, right)
     dist.recv(box, right)
@@ -284,7 +284,7 @@ def a_receive_from_any_source_without_a_sender() -> None:
     "in a circle: rank 0 → rank 2 → rank 0",
 )  # fmt: skip
 def a_receive_from_any_source_that_has_its_message() -> None:
-    """Rank 1 comes second, and nothing but the stillness of all ranks tells that."""
+    """Rank 1 sends second, which is known only once no rank does anything any more."""
     if me() == 0:
         dist.irecv(torch.ones(1))
         dist.recv(torch.ones(1), 2, tag=1)
@@ -363,7 +363,7 @@ def one_rank_skips_an_asynchronous_collective() -> None:
 
 @fault(3, {0: ("barrier", (1, 2), "dist.barrier")}, "Ranks 1 and 2 did not call this barrier")
 def one_rank_calls_it_once_too_often() -> None:
-    """A barrier only rank 0 comes to."""
+    """A barrier that only rank 0 calls."""
     dist.barrier()
     if me() == 0:
         dist.barrier()
@@ -375,7 +375,7 @@ def one_rank_calls_it_once_too_often() -> None:
     "Rank 2 did not call this all_reduce", "loop",
 )  # fmt: skip
 def one_rank_leaves_a_loop_early() -> None:
-    """Early stopping that nobody agreed on."""
+    """Early stopping on which the ranks did not agree."""
     for step in range(10):
         if me() == 2 and step == 6:
             break
@@ -419,7 +419,7 @@ def a_collective_against_a_message() -> None:
     "Rank 2 did not call this monitored_barrier",
 )  # fmt: skip
 def one_rank_skips_a_monitored_barrier() -> None:
-    """gloo's barrier that names who is missing, but only after its own time limit."""
+    """gloo's barrier that names the missing rank, but only after its own time limit."""
     if me() < 2:
         dist.monitored_barrier()
 
@@ -496,13 +496,13 @@ def different_shapes() -> None:
 
 @misfit("all_reduce", "dist.all_reduce", "float32[8]", world_size=3)
 def a_different_shape_on_the_last_of_three() -> None:
-    """The odd one out has to be named."""
+    """The error must name the rank that differs."""
     dist.all_reduce(torch.ones(8 if me() == 2 else 4))
 
 
 @misfit("all_reduce", "async_op", "float32[8]")
 def different_shapes_in_flight() -> None:
-    """Also where nobody waits for it."""
+    """Also where no rank waits for it."""
     dist.all_reduce(torch.ones(4 + 4 * me()), async_op=True)
     time.sleep(20)
 
@@ -515,7 +515,7 @@ def different_dtypes() -> None:
 
 @misfit("broadcast", "dist.broadcast", "root 1")
 def different_roots_of_a_broadcast() -> None:
-    """Everybody is its own root: `src=rank`."""
+    """Every rank takes itself as the root: `src=rank`."""
     dist.broadcast(torch.ones(4), src=me())
 
 
@@ -533,19 +533,19 @@ def different_roots_of_a_reduce() -> None:
 
 @misfit("scatter", "dist.scatter", "root 1")
 def different_roots_of_a_scatter() -> None:
-    """Everybody scatters its own list."""
+    """Every rank scatters its own list."""
     dist.scatter(torch.ones(2), [torch.ones(2) for _ in range(2)], src=me())
 
 
 @misfit("gather", "dist.gather", "root 1")
 def different_roots_of_a_gather() -> None:
-    """Everybody gathers."""
+    """Every rank gathers."""
     dist.gather(torch.ones(2), [torch.ones(2) for _ in range(2)], dst=me())
 
 
 @misfit("all_gather", "dist.all_gather", "float32[3]")
 def different_shapes_of_an_all_gather() -> None:
-    """The last batch of rank 1 is smaller."""
+    """The last batch of rank 1 is smaller than that of rank 0."""
     mine = torch.ones(3 if me() else 4)
     dist.all_gather([torch.empty_like(mine) for _ in range(2)], mine)
 
@@ -575,7 +575,7 @@ def pair_misfit(mismatch: str) -> Callable[[Function], Function]:
 
 @pair_misfit("rank 0 sends float32[4] and rank 1 receives it into float32[8]")
 def a_message_that_is_too_short() -> None:
-    """Half of the box keeps what was in it."""
+    """Half of the buffer keeps its old content."""
     if me():
         dist.recv(torch.empty(8), 0)
     else:
@@ -614,7 +614,7 @@ def a_message_of_as_many_bytes() -> None:
 
 @fault(3, {2: ("all_reduce", (), "group=group")}, "not in", mismatch="rank 2", some=True)
 def a_collective_by_a_non_member() -> None:
-    """torch only warns, and rank 2 goes on with its own numbers."""
+    """torch only warns, and rank 2 continues with its own numbers."""
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(4), group=group)
 
@@ -920,7 +920,7 @@ def test_a_thread_that_raises_while_its_main_thread_waits(wait: Function) -> Non
         wait()
 
     begun = time.monotonic()
-    if wait is _in_all_reduce:  # nobody misses the thread: all goes well
+    if wait is _in_all_reduce:  # no rank waits for the thread, so the launch succeeds
         dtlab.launch(raises, world_size=3)
     else:
         error = failure(raises, 1, guard=10.0)
@@ -1047,7 +1047,7 @@ def test_a_rank_that_waits_for_a_busy_rank_is_named(
         assert (one.op, one.code) == (op, inspect.getsource(wait).splitlines()[1].strip())
         assert 1 in one.peers or rank == 2 or wait is _in_all_reduce
         assert f"rank {rank} was waiting in {op}" in text
-    assert wait is not _in_recv or "src=1" in text or "for rank 1" in text  # who for whom
+    assert wait is not _in_recv or "src=1" in text or "for rank 1" in text  # waited for
     assert dtlab.launch(dist.get_rank).values == [0, 1]
 
 
@@ -1144,7 +1144,7 @@ def test_ranks_all_of_whose_threads_wait_in_vain() -> None:
 
 @pytest.mark.proof
 def test_memory_stays_the_same_over_many_steps() -> None:
-    """2,500 steps of each kind of operation; an hour's steps leave as little behind."""
+    """2,500 steps of each kind of operation; the steps of an hour must leave no more behind."""
 
     def train(steps: int) -> list[tuple[int, int]]:
         own, other = psutil.Process(), psutil.Process(os.getppid())  # the rank, its supervisor
@@ -1168,7 +1168,7 @@ def test_memory_stays_the_same_over_many_steps() -> None:
 
 
 def test_tensors_of_operations_without_a_wait_in_python_are_freed() -> None:
-    """DDP's reducer waits in C++; what it has sent stays alive no longer than it keeps it."""
+    """DDP's reducer waits in C++; a tensor that it has sent lives only as long as DDP keeps it."""
 
     def train() -> list[int]:
         model = nn.parallel.DistributedDataParallel(nn.Linear(500, 500), bucket_cap_mb=0.1)

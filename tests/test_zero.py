@@ -648,7 +648,7 @@ def slow_backward() -> None:
 
 
 @pytest.mark.slow
-def test_buckets_travel_while_backward_goes_on() -> None:
+def test_buckets_are_sent_while_backward_continues() -> None:
     """From the second step on also with groups, of which the first is full last."""
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(1e-3, 2e6))
     trace = on_ranks(slow_backward, world_size=2, cluster=wire).trace
@@ -924,7 +924,7 @@ def all_refused() -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_what_does_not_go_is_said() -> None:
+def test_unsupported_arguments_and_optimizers_are_refused() -> None:
     for values in on_ranks(all_refused, world_size=2).values:
         for says, text in values.items():
             assert text.startswith(says)

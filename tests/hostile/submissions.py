@@ -42,8 +42,8 @@ class Hostile:
     `earns` maps the name of each part, without its unit, to the points that it may earn, exactly.
     `before` is a cell of the learner's own below the imports, `after` one at the very end.
     `answers`, by symbol, replaces right answers. `edit` gets the whole notebook, and returns it,
-    or the bytes to hand in, or None for nothing at all. Each text of `says` must occur in a note, a
-    message or an output, and none of `hides` may. In the code, @name@ stands for a place of
+    or the bytes to hand in, or None for nothing at all. Each text of `says` must occur in a note,
+    a message or an output, and none of `hides` may. In the code, @name@ stands for a place of
     `canaries.Canaries`. `seconds` is the time that judging it may take.
     """
 
