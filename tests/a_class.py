@@ -125,7 +125,7 @@ class Kept:
 
     def __init__(self, jobs: int = 2) -> None:
         self.engine = LocalEngine(jobs, lambda *_: None)
-        self.room = jobs
+        self.capacity = jobs
         self.tasks: list[Task] = []
 
     def __call__(self, *_: object) -> Kept:

@@ -113,14 +113,14 @@ def _device(backend: str | None) -> torch.device:
 def _curve(plan: Plan, subject: Subject, device: torch.device) -> Iterator[Measurement]:
     """Measure one implementation of one collective at all sizes that fit in memory and time."""
     ranks, left, before = dist.get_world_size(), plan.seconds, (0, 0.0)
-    room = _room(plan.ranks_per_node, device)
+    largest = _largest_size(plan.ranks_per_node, device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     for number, wanted in enumerate(plan.sizes):
         size = subject.rounded(wanted, ranks)
         if size == before[0]:
             continue  # rounded up to the same size
         too_long = number > 0 and _CALLS_AT_LEAST * _likely(size, *before) > left
-        if size > room or (plan.open_end and too_long):
+        if size > largest or (plan.open_end and too_long):
             return
         trial = _Trial(subject, size, device)
         wrong = trial.first_call(plan.check)
@@ -207,7 +207,7 @@ class _Trial:
         return [float(each) for each in times.tolist()]
 
 
-def _room(ranks_per_node: int, device: torch.device) -> int:
+def _largest_size(ranks_per_node: int, device: torch.device) -> int:
     """Return the largest size, in bytes, for which every rank has memory; equal on all ranks."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]

@@ -129,7 +129,7 @@ class Grading:
                         running[future] = plan
                         future.add_done_callback(self._news.put)
                     # One more than the engine judges, so that no judge waits during a booking.
-                    most = engine.room if engine and submission else 0
+                    most = engine.capacity if engine and submission else 0
                     while len(running) > most and not self.stopped:
                         finished = self._news.get()
                         if finished is not None:

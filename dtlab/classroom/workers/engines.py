@@ -27,7 +27,7 @@ class Engine(Protocol):
     """Judges tasks, several at a time."""
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """The number of tasks that can be in progress; further ones would only wait."""
         ...
 
@@ -112,14 +112,14 @@ class LocalEngine:
         from dtlab.ranks.system import usable_cpus
 
         jobs = jobs or max(1, int(usable_cpus()))
-        self.room, self._progress = min(jobs * PATIENT, max(jobs, MOST)), progress
+        self.capacity, self._progress = min(jobs * PATIENT, max(jobs, MOST)), progress
         self._turns, self._numbers = Turns(jobs), count()
         self._server = JudgesServer()
         self._server.start()
         self._tasks: SimpleQueue[tuple[int, Task, Future[Done]] | None] = SimpleQueue()
         self._threads = [
             threading.Thread(target=self._work, args=(slot,), name=f"judge {slot}", daemon=True)
-            for slot in range(self.room)
+            for slot in range(self.capacity)
         ]
         for thread in self._threads:
             thread.start()

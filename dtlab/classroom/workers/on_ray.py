@@ -66,10 +66,11 @@ class RayEngine:
             with no_notices():
                 self._ray = self._undo.enter_context(connected(cores, NEEDED_BY))
             cores = int(self._ray.cluster_resources().get("CPU", 1))
-            self.room = max(1, min(jobs or cores, cores))
+            self.capacity = max(1, min(jobs or cores, cores))
             actor = self._ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=1)(Judge)
             # A second thread in each actor, so that `stop` can run during `judge`.
-            self._judges = [actor.options(max_concurrency=2).remote() for _ in range(self.room)]
+            actor = actor.options(max_concurrency=2)
+            self._judges = [actor.remote() for _ in range(self.capacity)]
             self._undo.callback(self._stop_judges)
             self._busy = dict.fromkeys(self._judges, 0)
             demand_our_version(self._ray, self._judges)

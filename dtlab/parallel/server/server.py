@@ -79,7 +79,7 @@ class _Client:
     """What a server stores about a worker."""
 
     line: Line
-    room: Tensor  # buffer for dense parameters to be sent, and for gradients until their update
+    buffer: Tensor  # for dense parameters to be sent, and for gradients until their update
     steps: int = 0  # pushes so far
     version: int = 0  # number of updates at its last pull
 
@@ -214,7 +214,7 @@ class ParameterServer:
             client.version = self.report.updates
             dense = self._memory  # with "sync" no update begins before all pulls are answered
             if not self._averages:
-                dense = client.room.copy_(self._memory)
+                dense = client.buffer.copy_(self._memory)
             rows = [table.detach()[i] for table, i in zip(tables, indices, strict=True)]
             self.report.bytes_received += sum(index.nbytes for index in indices)
             self.report.bytes_sent += dense.nbytes + sum(row.nbytes for row in rows)
@@ -226,17 +226,17 @@ class ParameterServer:
         indices = self._shard.indices(counts)
         tables = list(zip(self._shard.tables, indices, strict=True))
         rows = [torch.empty(len(i), *key.shape[1:], dtype=key.dtype) for key, i in tables]
-        client.line.receive(*self._shard.messages(client.room))
+        client.line.receive(*self._shard.messages(client.buffer))
         for index, values in zip(indices, rows, strict=True):
             client.line.receive(index, values)
         client.line.finish()
-        gradients: list[Tensor | None] = list(self._shard.places(client.room))
+        gradients: list[Tensor | None] = list(self._shard.places(client.buffer))
         for (key, i), values in zip(tables, rows, strict=True):
             table = torch.sparse_coo_tensor(i[None], values, key.shape, check_invariants=True)
             gradients.append(table)
         present = [g if count else None for g, count in zip(gradients, counts, strict=True)]
         with self._change:
-            self.report.bytes_received += sum(t.nbytes for t in (client.room, *indices, *rows))
+            self.report.bytes_received += sum(t.nbytes for t in (client.buffer, *indices, *rows))
             self.report.pushes[client.line.peer] += 1
             self.report.delays[self.report.updates - client.version] += 1
             client.steps += 1

@@ -57,7 +57,7 @@ class Shard:
 
     def memory(self) -> Tensor:
         """Allocate bytes for all dense keys."""
-        return torch.zeros(sum(_room(key) for key in self.dense), dtype=torch.uint8)
+        return torch.zeros(sum(_padded_bytes(key) for key in self.dense), dtype=torch.uint8)
 
     def places(self, memory: Tensor) -> list[Tensor]:
         """Return each dense key in `memory`, as a view of its shape and dtype."""
@@ -65,12 +65,12 @@ class Shard:
         for key in self.dense:
             piece = memory[start : start + key.nbytes]
             places.append(piece.view(key.dtype).view(key.shape))
-            start += _room(key)
+            start += _padded_bytes(key)
         return places
 
     def messages(self, memory: Tensor) -> list[Tensor]:
         """Return `memory` as the messages of a push: one per large key, one for all small keys."""
-        start = sum(_room(key) for key in self.dense[: self.large])
+        start = sum(_padded_bytes(key) for key in self.dense[: self.large])
         return [*self.places(memory)[: self.large], memory[start:]]
 
     def header(self, kind: int, samples: int = 0, counts: Sequence[int] = ()) -> Tensor:
@@ -89,7 +89,7 @@ class Shard:
         return torch.tensor([HELLO, zlib.crc32(keys.encode())], dtype=torch.int64)
 
 
-def _room(key: Key) -> int:
+def _padded_bytes(key: Key) -> int:
     return -(-key.nbytes // ALIGNMENT) * ALIGNMENT
 
 

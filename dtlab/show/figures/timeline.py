@@ -228,7 +228,7 @@ def _draw_label(place: _Place, bar: Bar, labelled: list[tuple[float, float]]) ->
     short = bar.group or bar.label.split(" ")[0]
     for words in (bar.label, bar.label if bar.shade == "span" else short):
         inches = len(words) * _CHARACTER + 0.06
-        middle = _middle_of_room(place, bar, inches)
+        middle = _middle_of_free_space(place, bar, inches)
         if middle is not None:
             half = inches / place.inches_per_second / 2
             if bar.track == STRIP:
@@ -242,7 +242,7 @@ def _draw_label(place: _Place, bar: Bar, labelled: list[tuple[float, float]]) ->
             return
 
 
-def _middle_of_room(place: _Place, bar: Bar, inches: float) -> float | None:
+def _middle_of_free_space(place: _Place, bar: Bar, inches: float) -> float | None:
     """Return the middle of a free part of the bar that has `inches` of room, or None.
 
     On a span, prefer a part that waits and inner spans do not cover.
