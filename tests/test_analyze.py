@@ -339,13 +339,13 @@ def test_ranks_that_work_one_after_the_other_wait_in_turn() -> None:
     assert (found.verdict, found.causes) == ("waiting in turn", ())
 
 
-def test_time_that_no_event_shows_is_said_to_be_unmarked() -> None:
+def test_time_without_an_event_is_called_unmarked() -> None:
     found = diagnose(steps_of((("forward", 1.0), ("", 3.0)), (("forward", 1.0), ("", 3.0))))
     assert found.verdict == "unmarked"
     assert "75 % of a step" in found.message
 
 
-def test_input_that_is_loaded_beside_compute_is_no_cause() -> None:
+def test_input_that_is_loaded_during_compute_is_no_cause() -> None:
     events = []
     for step in range(4):
         at = 1.0 * step
@@ -410,7 +410,7 @@ def test_a_gpu_that_waits_for_its_input_or_computes_has_no_launch_gaps() -> None
     assert diagnose(on_gpu(kernel=1e-3, gap=1e-6, kernels=10)).verdict == "compute-bound"
 
 
-def test_one_rank_of_eight_shows_what_it_can() -> None:
+def test_one_rank_of_eight_is_analyzed_as_far_as_possible() -> None:
     group = {"group": tuple(range(8))}
     events = []
     for step in range(4):
@@ -475,7 +475,7 @@ def test_json_names_its_units(file: Path, capsys: pytest.CaptureFixture[str]) ->
         ('{"traceEvents": []}', "has no operations"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_a_sentence(
+def test_a_file_that_is_no_trace_is_refused_in_a_sentence(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "some.json"
@@ -494,7 +494,7 @@ def test_a_folder_without_traces_is_refused(
     assert "has no files .json or .json.gz" in capsys.readouterr().err
 
 
-def test_what_takes_long_says_so(
+def test_a_long_analysis_prints_a_notice(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("dtlab.cli.analyze.PATIENCE", 0.0)

@@ -95,7 +95,9 @@ def test_units_are_converted_and_lists_read(value: Any, unit: str, wanted: Any) 
         ([1, "x"], "", "'x' cannot be read"),
     ],
 )
-def test_what_cannot_be_read_is_told_how_to_write(value: Any, unit: str, words: str) -> None:
+def test_the_error_on_an_unreadable_value_says_how_to_write_it(
+    value: Any, unit: str, words: str
+) -> None:
     with pytest.raises(Unreadable) as error:
         read(value, unit)
     assert words in str(error.value)
@@ -128,7 +130,7 @@ S = {"S": 8}
         ([], "open", "not answered yet"),
     ],
 )
-def test_a_number_is_right_wrong_for_a_known_reason_or_told_where_to_look(
+def test_a_number_is_right_or_gets_its_known_reason_or_a_hint(
     answer: Any, status: str, words: str
 ) -> None:
     verdict = RING.judge(answer, S)
@@ -208,7 +210,7 @@ FEW = Number(lambda given: [list(range(one)) for one in range(5)], (), "HINT", e
         (FEW, 3, "write one list for each worker, 5 in all, as in [[4], [5, 6], [], ...], not"),
     ],
 )  # fmt: skip
-def test_an_answer_of_another_shape_is_told_how_to_write_it(
+def test_the_message_on_another_shape_says_how_to_write_the_answer(
     kind: Number, answer: Any, words: str
 ) -> None:
     verdict = kind.judge(answer, S)
@@ -285,7 +287,7 @@ def test_a_choice_is_its_name_or_its_text(answer: str) -> None:
         (print, "is a function; one name is asked for."),
     ],
 )
-def test_what_is_no_name_is_told_the_names(answer: Any, words: str) -> None:
+def test_the_message_on_an_unknown_choice_lists_the_names(answer: Any, words: str) -> None:
     choice = Choice({"both": "on all ranks", "one": ""}, "both", (Mistake("one", "no."),), "Look.")
     verdict = choice.judge(answer, {})
     assert verdict.status == "lost"
@@ -325,7 +327,7 @@ def test_a_set_is_right_as_a_whole(answer: Any, words: str) -> None:
     assert (verdict.status == "ok") == (words == "{a, b}")
 
 
-def test_values_are_drawn_until_mistakes_can_be_told_apart() -> None:
+def test_values_are_drawn_until_mistakes_differ() -> None:
     square = Mistake(lambda given: given["n"] ** 2, "squared")
     number = Number(lambda given: given["n"] * 2, (square,), "")
     questions = Questions(
@@ -526,7 +528,7 @@ def test_an_answer_of_any_shape_loses_only_its_own_points(part: Any, strange: An
                 assert question.answer.hint not in str(report)
 
 
-def test_code_in_what_is_given_and_asked_is_shown_as_code() -> None:
+def test_code_in_values_and_questions_is_shown_as_code() -> None:
     given = Given("part", {}, [("`S`", "8 < 9")], ["ring: what `send` < `recv` sends (1 point)"])
     assert "ring: what send < recv sends (1 point)" in repr(given)
     html = given._repr_html_()

@@ -70,7 +70,7 @@ def test_memory_moves_the_cut() -> None:
     ]
 
 
-def test_what_cannot_be_cut() -> None:
+def test_impossible_cuts_are_refused() -> None:
     with pytest.raises(ValueError, match="2 layers, 3 stages"):
         balance_stages([1, 1], 3)
     with pytest.raises(ValueError, match="must be 0 or more"):

@@ -49,7 +49,7 @@ def test_bandwidths_are_those_of_nccl_tests(n: int) -> None:
         assert one.bus_bandwidth == pytest.approx(500e6 * factor)
 
 
-def test_a_rank_on_its_own_has_no_bus_bandwidth() -> None:
+def test_a_single_rank_has_no_bus_bandwidth() -> None:
     one = Measurement("all_reduce", BUILT_IN, "gloo", 1, 1000, 0.001, wrong=0)
     assert (one.algorithm_bandwidth, one.bus_bandwidth) == (1e6, 0)
     assert Results([one], 1).links() == {}
@@ -99,7 +99,7 @@ def test_json_there_and_back() -> None:
             Results.from_json(text)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_results_are_named() -> None:
     told = Results(by_hand(), 4, stopped=True, left_out=[8 * 10**9, 64 * 10**9]).table()
     assert "Stopped: these are the measurements so far." in told
     assert "Left out: 8.00 GB and 64.0 GB." in told
@@ -127,7 +127,7 @@ FORMS: dict[tuple[str, str], Callable[[float, int, Link], float]] = {
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 6])
-def test_the_link_of_synthetic_times_comes_back(ranks: int) -> None:
+def test_the_link_of_synthetic_times_is_found(ranks: int) -> None:
     links = {key: Link(2e-6 * (i + 1), 3e9 * (i + 1)) for i, key in enumerate(FORMS)}
     made = [
         Measurement(*key, "gloo", ranks, size, FORMS[key](size, ranks, link))
@@ -143,12 +143,12 @@ def test_the_link_of_synthetic_times_comes_back(ranks: int) -> None:
         assert misfit(*key, results.curves()[key], link) < 1e-9
 
 
-def test_the_error_of_a_link_is_told() -> None:
+def test_the_error_of_a_link_is_printed() -> None:
     curve = [Measurement("send_recv", BUILT_IN, "gloo", 2, 1000, s) for s in (1e-3, 2e-3, 8e-3)]
     assert misfit("send_recv", BUILT_IN, curve, Link(1e-3, 1e6)) == pytest.approx(0.75)
 
 
-def test_links_that_cannot_be_told_are_left_out() -> None:
+def test_links_that_cannot_be_fitted_are_left_out() -> None:
     def row(collective: str, size: int, seconds: float) -> Measurement:
         return Measurement(collective, BUILT_IN, "gloo", 2, size, seconds)
 
@@ -229,7 +229,7 @@ def shifted(output: Tensor, input: Tensor) -> None:
 
 
 @pytest.mark.slow
-def test_wrong_results_are_told(warm: None) -> None:
+def test_wrong_results_are_reported(warm: None) -> None:
     wrong = dict.fromkeys(OURS, nothing)
     results = bench(list(OURS), ranks=2, begin=16, end=16, seconds=0.01, ours=wrong)
     assert [(one.collective, one.implementation) for one in results.wrong] == [
@@ -258,7 +258,7 @@ def test_the_slowest_rank_counts(warm: None) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_on_its_own(warm: None) -> None:
+def test_a_single_rank_is_measured(warm: None) -> None:
     results = bench(ranks=1, end=64, seconds=0.01, backend="gloo")
     assert {name for name, _ in results.curves()} == set(COLLECTIVES) - {"send_recv"}
     assert not results.wrong
@@ -290,13 +290,13 @@ def test_small_sizes_say_little_of_how_long_large_ones_take() -> None:
 
 
 @pytest.mark.slow
-def test_what_has_no_room_is_left_out(warm: None) -> None:
+def test_sizes_that_do_not_fit_into_memory_are_left_out(warm: None) -> None:
     size = 10**15
     results = bench("broadcast", ranks=1, begin=size, end=size, backend="gloo")
     assert (results.measurements, results.left_out) == ([], [size])
 
 
-def test_nodes_play_ping_pong_too() -> None:
+def test_messages_between_nodes_are_measured_too() -> None:
     def partners(ranks: int, per_node: int) -> list[tuple[str, int]]:
         subjects = Plan(("send_recv",), (8,), ranks, per_node).subjects()
         return [(one.collective, one.partner) for one in subjects]
@@ -308,7 +308,7 @@ def test_nodes_play_ping_pong_too() -> None:
 
 
 @pytest.mark.slow
-def test_nodes_of_different_sizes_agree_on_who_plays(warm: None) -> None:
+def test_nodes_of_different_sizes_agree_on_the_partners(warm: None) -> None:
     def of_its_node() -> list[Measurement]:
         per_node = 2 if dist.get_rank() < 2 else 1
         return measure(Plan(("send_recv",), (8,), 3, per_node, seconds=0.01))
@@ -320,7 +320,7 @@ def test_nodes_of_different_sizes_agree_on_who_plays(warm: None) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", sorted(OURS))
-def test_what_is_expected_is_what_one_process_works_out(name: str, ranks: int) -> None:
+def test_expected_results_are_those_of_one_process(name: str, ranks: int) -> None:
     subject, here = Subject(name), torch.device("cpu")
     size = subject.rounded(40 * ranks + 3, ranks)
     buffers = [subject.buffers(size, rank, ranks, here) for rank in range(ranks)]
@@ -394,7 +394,7 @@ def test_wrong_results_are_a_failure(
         ("--json nowhere/a.json", "a.json cannot be written: there is no folder nowhere"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(
+def test_impossible_arguments_are_refused(
     options: str, told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -403,7 +403,7 @@ def test_what_cannot_be_is_refused(
     assert f"dtlab bench: {told}" in capsys.readouterr().err
 
 
-def test_only_functions_stand_beside_the_built_in_ones() -> None:
+def test_only_functions_are_compared_with_built_in_collectives() -> None:
     for ours in ({"send_recv": nothing}, {"all_reduce": "ring"}):
         with pytest.raises(DtlabError, match="ours must map names of collectives"):
             bench(ours=ours)  # type: ignore[arg-type]
@@ -527,7 +527,7 @@ def test_one_panel_reads_well_too(speeds: list[float]) -> None:
         ({"ours": ([8.0], [0.0])}, "must be above 0"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(curves: dict[str, Any], told: str) -> None:
+def test_results_that_cannot_be_drawn_are_refused(curves: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         bus_bandwidths({"all_reduce": curves}, title="Collectives")
 

@@ -128,7 +128,7 @@ def share(tensor: torch.Tensor, objects: bool) -> None:
 # Advice that was false -------------------------------------------------------------------------
 
 
-def test_two_different_calls_are_told_from_one_with_other_arguments() -> None:
+def test_different_calls_and_different_arguments_get_different_advice() -> None:
     def two() -> None:
         if first():
             dist.broadcast(torch.ones(3), src=0)
@@ -143,7 +143,7 @@ def test_two_different_calls_are_told_from_one_with_other_arguments() -> None:
     assert "All ranks must pass the same arguments to broadcast." in message_of(one)
 
 
-def test_a_part_of_its_own_is_copied_without_a_message() -> None:
+def test_advice_on_a_message_to_the_rank_itself_is_to_copy() -> None:
     def exchange() -> None:
         size, rank = dist.get_world_size(), dist.get_rank()
         boxes = [torch.empty(2) for _ in range(size)]
@@ -196,7 +196,7 @@ def test_a_rank_that_called_it_in_a_thread_did_call_it() -> None:
     assert advice.startswith("Ranks 1 and 2 did not call this all_reduce, or rank 0 calls it")
 
 
-def test_a_message_on_another_group_is_not_said_to_go_elsewhere() -> None:
+def test_a_message_on_another_group_is_no_wrong_destination() -> None:
     waits, sent = op(0, "recv", (1,)), op(1, "send", (0,), group=7)
     other = op(1, "recv", (0,))
     advice = pattern(Finding("standstill", [waits, other], [], [sent]))
@@ -298,7 +298,7 @@ def joins_three() -> None:
         joins_three,
     ],
 )  # fmt: skip
-def test_a_main_thread_that_waits_for_a_thread_that_waits_in_vain(
+def test_a_main_thread_that_waits_for_a_deadlocked_thread(
     program: Callable[[], None],
 ) -> None:
     begun = time.monotonic()
@@ -381,7 +381,7 @@ def waits_for_an_event_with_a_time_limit() -> str:
         the_main_thread_waits_and_a_second_thread_helps,
     ],
 )  # fmt: skip
-def test_a_thread_that_will_be_helped_raises_no_alarm(program: Callable[[], str]) -> None:
+def test_a_thread_that_another_one_frees_raises_no_alarm(program: Callable[[], str]) -> None:
     assert dtlab.launch(program, world_size=2, timeout=30).values == ["ok", "ok"]
 
 

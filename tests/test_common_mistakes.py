@@ -280,7 +280,7 @@ def test_gloos_own_sentences_about_arguments_are_plain() -> None:
 # Waiting ---------------------------------------------------------------------------------------
 
 
-def test_the_line_that_waits_is_shown_beside_the_line_that_posted() -> None:
+def test_the_line_that_waits_is_shown_with_the_line_that_posted() -> None:
     def receive_first() -> None:
         works = [dist.irecv(torch.ones(4), src=1 - dist.get_rank())]
         for work in works:
@@ -335,7 +335,7 @@ def test_polling_for_a_message_whose_sender_is_in_a_collective() -> None:
     assert "but rank 1 does not send it: rank 1 waits in barrier()." in message
 
 
-def test_polling_for_a_message_that_has_come_but_completes_only_in_wait() -> None:
+def test_polling_for_a_received_message_that_completes_only_in_wait() -> None:
     def poll() -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         sending = dist.isend(torch.ones(4), dst=(rank + 1) % ranks)
@@ -387,7 +387,7 @@ def test_a_loop_without_an_end_that_communicates(collective: bool) -> None:
 # Memory ----------------------------------------------------------------------------------------
 
 
-def test_memory_that_runs_out_is_told_in_one_sentence() -> None:
+def test_memory_that_runs_out_is_explained_in_one_sentence() -> None:
     def too_much() -> None:
         torch.empty(10**9)
 
@@ -409,7 +409,7 @@ def test_a_stack_without_the_learners_lines_quotes_no_line() -> None:
 # Threads ---------------------------------------------------------------------------------------
 
 
-def test_a_mismatch_in_a_thread_without_a_line_of_its_own_shows_the_main_threads_line() -> None:
+def test_a_mismatch_in_a_thread_without_a_line_shows_the_main_threads_line() -> None:
     def in_threads() -> None:
         tensor = torch.ones(4 + dist.get_rank())
         thread = threading.Thread(target=dist.all_reduce, args=(tensor,))

@@ -84,7 +84,7 @@ def test_two_levels() -> None:
     ("gpus", "flat", "a_ring_each"),
     [(4, 4.2, 1.05), (8, 5.87, 0.73)],  # in lesson 9: two nodes of four
 )
-def test_two_levels_gain_little_beside_a_ring_over_each_adapter(
+def test_two_levels_gain_little_over_a_ring_on_each_adapter(
     gpus: int, flat: float, a_ring_each: float
 ) -> None:
     cluster, size = Cluster(2, gpus, Link(0, 450 * GB), Link(0, 50 * GB)), 100 * GB
@@ -188,7 +188,9 @@ def test_a_latency_below_zero_is_none() -> None:
         ([1.0, 10.0, 300.0, 7e6], [1e-3] * 4, "Measure larger messages"),
     ],
 )
-def test_what_cannot_be_fitted(sizes: list[float], times: list[float], message: str) -> None:
+def test_times_that_cannot_be_fitted_are_refused(
+    sizes: list[float], times: list[float], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         predict.fit_link(sizes, times)
 
@@ -206,7 +208,7 @@ def test_ranks_fill_one_node_after_the_other() -> None:
         cluster.node_of(8)
 
 
-def test_they_read_well() -> None:
+def test_links_and_clusters_print_readably() -> None:
     assert repr(Cluster()) == "Cluster(4 GPUs, 300 GB/s and 2 µs between GPUs)"
     assert str(Cluster(2, 4)) == (
         "2 nodes of 4 GPUs, 300 GB/s and 2 µs inside a node, 25 GB/s and 5 µs between nodes"
@@ -232,7 +234,7 @@ def test_they_read_well() -> None:
         (lambda: predict.ring_all_reduce_seconds(1, 0, LINK), "ranks must be a whole number"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: object, message: str) -> None:
+def test_impossible_links_and_sizes_are_refused(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
 

@@ -109,7 +109,7 @@ def test_the_notebook_gives_the_network_that_is_judged() -> None:
 # Who waits for whom -----------------------------------------------------------------------------
 
 
-def test_who_waits_in_the_same_call_is_not_waited_for() -> None:
+def test_a_rank_in_the_same_call_is_not_waited_for() -> None:
     found = [
         Waiting(0, "all_reduce", (1, 2, 3)),
         Waiting(2, "all_reduce", (0, 1, 3)),
@@ -122,7 +122,7 @@ def test_who_waits_in_the_same_call_is_not_waited_for() -> None:
     }
 
 
-def test_calls_on_other_groups_or_of_another_operation_are_no_company() -> None:
+def test_ranks_on_other_groups_or_in_other_operations_are_waited_for() -> None:
     found = [
         Waiting(0, "all_reduce", (1,)),
         Waiting(1, "all_reduce", (3,)),
@@ -134,7 +134,7 @@ def test_calls_on_other_groups_or_of_another_operation_are_no_company() -> None:
     }  # fmt: skip
 
 
-def test_two_that_receive_from_each_other_are_no_company() -> None:
+def test_two_ranks_that_receive_from_each_other_wait_for_each_other() -> None:
     found = waits_of([Waiting(0, "recv", (1,)), Waiting(1, "recv", (0,))])
     assert found == {0: Wait("recv", frozenset({1})), 1: Wait("recv", frozenset({0}))}
 
@@ -181,7 +181,7 @@ def test_a_diagnosis_may_be_written_in_many_ways(said: Any) -> None:
         (7, "the diagnosis is int here"),
     ],
 )
-def test_a_wrong_diagnosis_is_told_where_to_look(said: Any, piece: str) -> None:
+def test_the_message_on_a_wrong_diagnosis_says_where_to_look(said: Any, piece: str) -> None:
     verdict = judge_waits(HANGS, said)
     assert verdict.status == "lost"
     assert piece in verdict.message
@@ -210,7 +210,7 @@ ALL_REDUCE = hanging(
         ({3, 0}, "but not for all of ranks 0 and 3: a rank does not wait for itself."),
     ],
 )
-def test_a_rank_too_many_is_told_what_it_is(ranks: set[int], words: str) -> None:
+def test_the_message_explains_a_rank_too_many(ranks: set[int], words: str) -> None:
     verdict = judge_waits(ALL_REDUCE, {0: ("all_reduce", ranks)})
     assert f"rank 0 waits in all_reduce, {words} Name the members" in verdict.message
 
@@ -222,7 +222,7 @@ def test_of_several_missing_ranks_none_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_program_that_stands_still_is_told_what_the_watcher_says() -> None:
+def test_the_message_on_a_hang_is_the_watchers() -> None:
     def sends_first() -> None:
         other = 1 - dist.get_rank()
         dist.send(torch.ones(1), dst=other)
@@ -236,7 +236,7 @@ def test_a_program_that_stands_still_is_told_what_the_watcher_says() -> None:
     assert criterion.message.endswith(caught.value.advice)
 
 
-def test_a_misfit_is_no_standstill() -> None:
+def test_a_mismatch_is_no_deadlock() -> None:
     def other_dtype() -> None:
         if dist.get_rank() == 0:
             dist.send(torch.ones(1, dtype=torch.int64), dst=1)
@@ -250,7 +250,7 @@ def test_a_misfit_is_no_standstill() -> None:
     assert criterion.message.endswith("same number of elements.")
 
 
-def test_tags_that_differ_are_said_once() -> None:
+def test_tags_that_differ_are_named_once() -> None:
     def other_tag() -> None:
         if dist.get_rank() == 0:
             dist.send(torch.ones(1), dst=1, tag=3)
@@ -290,7 +290,7 @@ def test_the_broken_program_earns_nothing(part: Part) -> None:
 @pytest.mark.parametrize(
     "answer", [None, 3, "fixed", print, {}, {"fixed": print}, {"diagnosis": None}, [None, print]]
 )
-def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any) -> None:
+def test_an_answer_that_is_no_dict_of_both_is_explained(answer: Any) -> None:
     criteria = PARTS[0].check.run("fix_1", answer, bench=BENCH)
     fault = "must be a dict"
     if isinstance(answer, dict):
@@ -314,7 +314,7 @@ STRANGE: Sequence[Any] = (
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
-def test_a_strange_diagnosis_is_lost_and_nothing_worse(part: Part) -> None:
+def test_a_strange_diagnosis_only_loses_points(part: Part) -> None:
     fix = fix_of(part)
     seen = BENCH.observe(fix.scene, getattr(programs, program_of(part)))
     for diagnosis in STRANGE:
@@ -324,7 +324,7 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(part: Part) -> None:
 
 
 @pytest.mark.slow
-def test_what_returns_rubbish_is_lost_and_nothing_worse() -> None:
+def test_a_program_that_returns_rubbish_only_loses_points() -> None:
     rubbish: Sequence[Any] = (
         None, 7, "text", [], [torch.ones(1)], torch.ones(2, 2), {"a": 1}, (torch.ones(3),) * 2,
         [[torch.ones(1)]], torch.ones(3, dtype=torch.bool), torch.empty(0),
@@ -416,7 +416,7 @@ def test_a_network_is_named_as_the_text_names_it(cluster: Cluster, asked: str, r
     ],
 )  # fmt: skip
 @pytest.mark.slow
-def test_what_choose_is_told_speaks_of_networks_not_of_who_asks(answer: Any, words: str) -> None:
+def test_messages_on_choose_name_networks_and_no_secrets(answer: Any, words: str) -> None:
     one, *_ = choose._trials(0)
     seen = BENCH.observe(one, answer)
     assert seen.mistakes[0].startswith(words)

@@ -56,7 +56,7 @@ def test_an_exception_names_its_rank_and_the_learners_line() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_that_asks_its_reader_hears_that_there_is_no_keyboard() -> None:
+def test_a_rank_that_calls_input_is_told_that_it_has_no_keyboard() -> None:
     error = fails(lambda: input("how many? "))
     assert "ranks 0 to 2 raised EOFError" in str(error)
     advice = "read the input in a cell of the notebook, and pass it to the ranks."
@@ -86,7 +86,7 @@ def test_values_and_output_of_the_others_are_kept() -> None:
     assert error.stdout == [f"hello from {rank}\n" for rank in range(3)]
 
 
-def test_the_causes_of_an_exception_are_told() -> None:
+def test_the_causes_of_an_exception_are_printed() -> None:
     def broken() -> None:
         try:
             {}["key"]
@@ -260,7 +260,7 @@ def test_a_rank_asleep_ends_at_the_time_limit_and_finished_values_are_kept() -> 
     assert "rank 1 had returned" in str(caught.value)
 
 
-def test_a_rank_that_cannot_be_asked_where_it_is() -> None:
+def test_a_rank_whose_stack_cannot_be_read() -> None:
     def stopped() -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -268,7 +268,9 @@ def test_a_rank_that_cannot_be_asked_where_it_is() -> None:
         dtlab.launch(stopped, timeout=0.5)
 
 
-def test_expect_shows_the_error_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_expect_shows_the_error_and_the_program_continues(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
     with dtlab.expect(dtlab.RankError):
         dtlab.launch(lambda: 1 / 0)
     assert "RankError: ranks 0 and 1 raised ZeroDivisionError" in capsys.readouterr().out

@@ -44,7 +44,7 @@ def test_a_long_axis_is_cut_short_but_keeps_its_last_rank() -> None:
 
 
 @pytest.mark.parametrize("sizes", [{}, {"a": 1, "b": 1, "c": 1, "d": 1}, {"a": 0}])
-def test_what_is_no_mesh_is_refused(sizes: dict[str, int]) -> None:
+def test_a_wrong_mesh_is_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="one to three axes"):
         mesh_figure(sizes)
 

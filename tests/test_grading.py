@@ -105,7 +105,7 @@ def test_a_grid_in_a_message_keeps_its_columns() -> None:
     assert "</code>Who waits for <code" in table
 
 
-def test_what_has_no_points_is_a_remark() -> None:
+def test_a_criterion_without_points_is_a_remark() -> None:
     remark = Criterion("part", 0, 0, "blocked", "unknown answer 'speed'")
     report = Report("part", (*REPORT.criteria[:1], remark))
     assert (report.passed, report.score, report.max_score) == (True, 4, 4)
@@ -131,7 +131,7 @@ def test_report_is_nbgraders_number_in_a_kernel_and_text_in_a_terminal(
     assert float(REPORT._repr_mimebundle_()["text/plain"]) == REPORT.score
 
 
-def test_a_passed_part_is_read_beside_the_librarys_own() -> None:
+def test_a_passed_part_is_shown_next_to_the_librarys_version() -> None:
     reference = Reference.of("dtlab.collectives.ring_all_reduce")
     report = Report("ring_all_reduce", REPORT.criteria[:1], reference)
     last = str(report).splitlines()[-1]
@@ -213,7 +213,7 @@ def test_a_criterion_is_lost_or_blocked_without_taking_another_down() -> None:
     assert [one.message for one in criteria] == ["good", "bad", "not judged"]
 
 
-def test_what_is_not_a_function_gets_one_sentence() -> None:
+def test_an_answer_that_is_no_function_gets_one_sentence() -> None:
     report = check("01/ring_all_reduce", 3)
     assert report.score == 0
     assert "is int here, not a function" in report.criteria[0].message
@@ -333,7 +333,7 @@ def noted(tensor: torch.Tensor, group: Any = None) -> Any:
 
 
 @pytest.mark.slow
-def test_groups_are_called_at_the_same_time_and_failures_know_their_case() -> None:
+def test_groups_run_at_the_same_time_and_failures_name_their_case() -> None:
     calls = [AllReduce(0, 2), AllReduce(0, 2, groups=((0, 3), (1, 2)))]
     seen = observe(Trial(4, calls), noted)
     assert [[int(answer.result[0]) for answer in case] for case in seen.results] == [
@@ -417,7 +417,7 @@ def test_both_directions_at_once_are_as_many_rounds_as_one() -> None:
 
 
 @pytest.mark.parametrize(("blocked", "status"), [([], "lost"), ([(0.0, 0.1)], "ok"), (None, "ok")])
-def test_messages_have_to_be_waited_for(blocked: list[Any] | None, status: str) -> None:
+def test_messages_must_be_waited_for(blocked: list[Any] | None, status: str) -> None:
     extra = {} if blocked is None else {"blocked": blocked}
     events = [*ring_events(), Event(3, "comm", "recv", (2,), 4, extra=extra)]
     criterion = judged(events)["result"]
@@ -460,7 +460,7 @@ LEVEL_2 = [part for part in BUILT if isinstance(part.check.trials(0)[-1].cases[0
 
 
 @pytest.mark.parametrize("part", LEVEL_2, ids=lambda part: part.name)
-def test_other_seeds_try_other_things_of_the_same_kind(part: Any) -> None:
+def test_other_seeds_try_other_values_of_the_same_kind(part: Any) -> None:
     plans = [part.check.trials(seed) for seed in range(20)]
     assert len({str(plan) for plan in plans}) == 20
     for *others, last in plans:
@@ -494,7 +494,9 @@ def sum_of(call: Call, *ranks: int) -> torch.Tensor:
         ((), "hold nothing but zeros"),
     ],
 )
-def test_a_wrong_sum_is_told_by_whose_values_are_in_it(ranks: tuple[int, ...], words: str) -> None:
+def test_the_message_on_a_wrong_sum_names_the_ranks_in_it(
+    ranks: tuple[int, ...], words: str
+) -> None:
     call = AllReduce(1, 9)
     right = sum_of(call, 0, 1, 2)
     wrong = right.clone()
@@ -505,7 +507,7 @@ def test_a_wrong_sum_is_told_by_whose_values_are_in_it(ranks: tuple[int, ...], w
     assert seen.mistakes == [f"3 ranks, 9 elements, rank 1: elements 3 to 5 {words}."]
 
 
-def test_values_of_strangers_are_told_from_those_of_the_group() -> None:
+def test_values_from_outside_the_group_are_recognised() -> None:
     call = AllReduce(1, 4, groups=((0, 2), (1,)))
     everyone, pair = sum_of(call, 0, 1, 2), sum_of(call, 0, 2)
     results = [Answer(pair), Answer(sum_of(call, 1)), Answer(everyone)]
@@ -518,7 +520,7 @@ def test_values_of_strangers_are_told_from_those_of_the_group() -> None:
     assert str(call) == "4 elements, groups (0, 2) and (1)"
 
 
-def test_what_is_returned_counts_for_the_message_only() -> None:
+def test_the_return_value_affects_only_the_message() -> None:
     call = AllReduce(0, 5)
     right, before = sum_of(call, 0, 1, 2), call.inputs(3)
     unchanged = [Answer(before[rank], right) for rank in range(3)]
@@ -526,7 +528,7 @@ def test_what_is_returned_counts_for_the_message_only() -> None:
     assert not call.mistake([Answer(right, before[0])] * 3)
 
 
-def test_a_broadcast_wants_the_sources_values() -> None:
+def test_a_broadcast_must_return_the_sources_values() -> None:
     call = Broadcast(0, 5, seat=2)
     source, other = call.inputs(3)[2], call.inputs(3)[1]
     assert not call.mistake([Answer(source)] * 3)
@@ -538,7 +540,7 @@ def test_a_broadcast_wants_the_sources_values() -> None:
     assert str(Broadcast(0, 5, ((1, 3, 4), (0, 2)), seat=-1)).endswith("src=4 and 2")
 
 
-def test_a_reduce_scatter_wants_the_own_chunk() -> None:
+def test_a_reduce_scatter_must_return_the_ranks_chunk() -> None:
     call = ReduceScatter(0, 6)
     chunks = sum_of(call, 0, 1, 2).chunk(3)
     right = [Answer(chunk, input=call.inputs(3)[rank]) for rank, chunk in enumerate(chunks)]
@@ -556,7 +558,7 @@ def test_a_reduce_scatter_wants_the_own_chunk() -> None:
     assert [call.needs(rank, 3) for rank in range(3)] == [8] * 3
 
 
-def test_a_number_from_nowhere_is_shown_beside_the_right_one() -> None:
+def test_an_unknown_number_is_shown_with_the_right_one() -> None:
     call = AllReduce(0, 2)
     words = call.mistake([Answer(call.inputs(1)[0] + 0.5)])
     assert words.startswith("rank 0: element 0 is ")
@@ -593,7 +595,7 @@ def test_a_wrong_call_of_the_check_names_the_cell_of_the_definition(
         assert seen.trouble.splitlines()[1].startswith(f"{where}, line 2")
 
 
-def test_a_hang_names_who_waits_in_what_and_the_usual_cause() -> None:
+def test_a_hang_names_ranks_operations_and_the_usual_cause() -> None:
     waiting = [Waiting(rank, "recv", (1 - rank,), "a.py", 4, "dist.recv(b)", 2) for rank in (0, 1)]
     stuck = DeadlockError("", waiting=waiting), RankTimeoutError("", running=waiting)
     for error, within in zip(stuck, ("", " within 4 s"), strict=True):

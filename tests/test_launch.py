@@ -33,7 +33,7 @@ def run_script(script: Path, text: str, **kwargs: object) -> subprocess.Complete
     )
 
 
-def test_values_come_back_in_the_order_of_ranks() -> None:
+def test_values_are_in_the_order_of_ranks() -> None:
     def rank_and_size() -> tuple[int, int]:
         return dist.get_rank(), dist.get_world_size()
 
@@ -43,7 +43,7 @@ def test_values_come_back_in_the_order_of_ranks() -> None:
     assert 0 < run.seconds < 30
 
 
-def test_two_ranks_unless_told_otherwise() -> None:
+def test_two_ranks_by_default() -> None:
     assert dtlab.launch(lambda: dist.get_world_size()).values == [2, 2]
 
 
@@ -76,7 +76,7 @@ def test_lambdas_closures_and_globals() -> None:
     assert dtlab.launch(lambda: inner(dist.get_rank())).values == [1, 8]
 
 
-def test_classes_defined_here_are_the_same_class_when_they_come_back() -> None:
+def test_results_have_the_very_classes_that_are_defined_here() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -156,7 +156,7 @@ def test_environment_folder_and_path_reach_the_ranks(
     assert dtlab.launch(look).values[0][2] == "changed"
 
 
-def test_a_removed_variable_is_gone_in_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removed_variable_is_not_set_in_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DTLAB_TEST", "yes")
     dtlab.launch(lambda: None)
     monkeypatch.delenv("DTLAB_TEST")
@@ -343,7 +343,7 @@ def test_what_takes_long_to_import_is_imported_once_for_all_ranks(
     assert dtlab.launch(only_counts).values == [True, True]
 
 
-def test_a_forked_copy_of_the_notebook_process_gets_a_server_of_its_own() -> None:
+def test_a_fork_of_the_notebook_process_gets_a_separate_server() -> None:
     dtlab.launch(lambda: None)
     pid = os.fork()
     if pid == 0:
@@ -470,7 +470,7 @@ def test_a_class_that_torch_renamed_can_be_sent() -> None:
     assert dtlab.launch(attend).values == [(SDPBackend, SDPBackend.MATH)] * 2
 
 
-def test_a_module_of_a_class_of_its_own_can_be_sent() -> None:
+def test_a_module_whose_class_is_local_can_be_sent() -> None:
     def add() -> list[float]:
         return torch.ops.aten.add(torch.ones(2), 1).tolist()  # type: ignore[no-any-return]
 
@@ -650,7 +650,7 @@ class _Communicates(torch.utils.data.Dataset[torch.Tensor]):
         return tensor
 
 
-def test_a_process_that_a_rank_starts_is_told_what_launch_does() -> None:
+def test_a_process_that_a_rank_starts_gets_an_explanation() -> None:
     def starts_its_own() -> str:
         import multiprocessing
 
@@ -672,7 +672,7 @@ def test_a_process_that_a_rank_starts_is_told_what_launch_does() -> None:
     assert "pass it the function that this process runs" in told
 
 
-def test_a_forked_worker_that_communicates_is_told_at_once() -> None:
+def test_a_forked_worker_that_communicates_fails_at_once() -> None:
     def load() -> None:
         list(torch.utils.data.DataLoader(_Communicates(), num_workers=1))
 

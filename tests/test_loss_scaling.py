@@ -183,7 +183,7 @@ def test_a_run_that_is_nan_throughout_ends_at_a_scale_of_zero() -> None:
     assert ours.scaler.get_scale() == 0
 
 
-def test_the_table_at_the_top_is_so() -> None:
+def test_the_table_at_the_top_is_right() -> None:
     lines = (loss_scaling.__doc__ or "").splitlines()
     rows = {name: next(line for line in lines if line.startswith(f"    {name} ")).split()
             for name in ("scale", "gradients", "good")}  # fmt: skip

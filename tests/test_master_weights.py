@@ -146,7 +146,7 @@ def test_the_naive_step_is_the_same() -> None:
         torch.testing.assert_close(one, two, **EXACT)
 
 
-def test_the_table_at_the_top_is_so() -> None:
+def test_the_table_at_the_top_is_right() -> None:
     alone, half = (nn.Parameter(torch.ones(1, dtype=BF16)) for _ in range(2))
     optimizers = [SGD([alone], lr=0.001), MasterWeights([half], SGD, lr=0.001)]
     names = ("bf16 alone", "master, in fp32", "its copy in bf16")

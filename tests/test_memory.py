@@ -72,7 +72,7 @@ def test_the_presets_are_those_of_the_table() -> None:
     assert list(POLICIES) == PRESETS
 
 
-def test_a_policy_of_ones_own() -> None:
+def test_a_users_policy() -> None:
     eight_bit = PrecisionPolicy("8-bit Adam", 2, 2, master=4, moments=2, source="Dettmers 2021")
     assert model_states(1e9, 1, 4, eight_bit).total == 5.5e9
     assert precision_policy(eight_bit) is eight_bit
@@ -121,7 +121,7 @@ def test_every_cell_of_zero(num_params: float, stage: int, world_size: int, prin
     assert total.quantize(places, rounding) == places
 
 
-def test_the_picture_of_the_stages_is_so() -> None:
+def test_the_picture_of_the_stages_is_right() -> None:
     rows = re.findall(r"stage (\d) .*?(\d[\d. ]+)\n", memory.__doc__ or "")
     assert [int(stage) for stage, _ in rows] == [0, 1, 2, 3]
     for stage, numbers in rows:
@@ -389,7 +389,7 @@ def test_operations_are_those_that_pytorch_counts(recompute: Any) -> None:
 # ----------------------------------------------------------------------------- traffic
 
 
-def test_the_picture_of_the_traffic_is_so() -> None:
+def test_the_picture_of_the_traffic_is_right() -> None:
     options: list[tuple[int, dict[str, bool]]] = [
         (0, {}), (1, {}), (1, {"gradients_everywhere": True}), (2, {}), (3, {}),
         (3, {"reshard_after_forward": False}),
@@ -541,7 +541,9 @@ HALF = PrecisionPolicy("half", 2, 2)
         (lambda: zero_traffic(1, 2, 2).nbytes(2, NAN), "bytes_per_gradient must"),
     ],
 )  # fmt: skip
-def test_what_there_is_not_is_refused(make: Callable[[], object], message: str) -> None:
+def test_unknown_names_and_impossible_numbers_are_refused(
+    make: Callable[[], object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 

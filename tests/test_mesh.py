@@ -64,7 +64,7 @@ def wrong_size() -> str:
     return str(caught.value)
 
 
-def test_what_is_no_mesh_is_refused() -> None:
+def test_a_wrong_mesh_is_refused() -> None:
     said = dtlab.launch(wrong_size, world_size=1).values[0]
     assert "a mesh of data=2 x tensor=2 has 4 ranks, but the world size is 1" in said
     for call in (

@@ -92,7 +92,7 @@ def test_a_correct_program_raises_no_alarm(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_nor_do_many_one_after_the_other(world_size: int) -> None:
+def test_many_correct_programs_in_a_row_raise_no_alarm(world_size: int) -> None:
     shared = [each for each in PROGRAMS.values() if each.shared and each.world_size == world_size]
     assert len(shared) > 9
 
@@ -106,7 +106,7 @@ def test_nor_do_many_one_after_the_other(world_size: int) -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_nor_while_the_cores_are_busy() -> None:
+def test_correct_programs_raise_no_alarm_while_the_cores_are_busy() -> None:
     with busy_cores():
         alarms = {name: alarm(PROGRAMS[name]) for name in UNDER_LOAD}
     assert not any(alarms.values()), alarms

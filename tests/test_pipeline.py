@@ -628,7 +628,7 @@ def misused(case: str) -> str:
         ("no inputs", "needs inputs"),
     ],
 )
-def test_misuse_is_told(case: str, words: str) -> None:
+def test_misuse_raises_an_error(case: str, words: str) -> None:
     found = on_ranks(misused, case, world_size=2, trace=False).values
     assert words in "".join(found)
     assert issubclass(ScheduleError, ValueError)

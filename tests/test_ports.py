@@ -33,7 +33,7 @@ def test_a_message_starts_when_both_ends_are_there() -> None:
     assert message(ports, 1, 0, 1, 4000, 500) == 125  # posting again changes nothing
 
 
-def test_what_shares_a_port_queues_and_what_does_not_runs_side_by_side() -> None:
+def test_only_messages_that_share_a_port_queue() -> None:
     ports = Ports(CLUSTER, 4)
     assert message(ports, 1, 0, 1, 4000, 100, 100) == 105
     assert message(ports, 2, 0, 1, 4000, 100, 100) == 109  # the latency overlaps
@@ -103,7 +103,7 @@ def test_a_collective_takes_its_ports_and_waits_for_its_groups_last() -> None:
     assert message(ports, 8, 1, 0, 4000, 300, 300) == 305
 
 
-def test_one_that_does_not_come_is_taken_back() -> None:
+def test_the_post_of_a_missing_rank_is_withdrawn() -> None:
     ports = Ports(CLUSTER, 4)
     assert collective(ports, 1, "barrier", [0, 1], 100) is None
     ports.withdraw(1)
@@ -111,7 +111,7 @@ def test_one_that_does_not_come_is_taken_back() -> None:
     assert collective(ports, 1, "barrier", [0, 1], 102) == 103
 
 
-def test_what_is_over_may_be_forgotten_and_what_is_not_may_not(
+def test_only_transfers_that_are_over_may_be_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_MOST", 100)

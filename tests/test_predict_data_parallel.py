@@ -82,7 +82,7 @@ def test_one_rank_has_nothing_to_send() -> None:
 
 
 @pytest.mark.parametrize(("layer", "cap"), [((1, 1), 0), ((-1, 1), 1), ((1, -1), 1)])
-def test_what_cannot_be_is_refused(layer: tuple[float, float], cap: float) -> None:
+def test_impossible_arguments_are_refused(layer: tuple[float, float], cap: float) -> None:
     with pytest.raises(ValueError, match=r"bucket|gradients"):
         bucket_times([Gradient(*layer)], cap, 2, FREE)
 

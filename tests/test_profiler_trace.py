@@ -423,7 +423,7 @@ def test_calls_of_nccl_without_kernels_do_not_block(without: str) -> None:
     ]  # fmt: skip
 
 
-def test_clocks_of_one_host_are_left_alone_unless_that_is_impossible(tmp_path: Path) -> None:
+def test_clocks_of_one_host_stay_unless_that_is_impossible(tmp_path: Path) -> None:
     def differences(late: float, host: str) -> Iterator[float]:
         other = nccl("2026", 1, late=late) | {"host_name": host}
         paths = written(tmp_path, [nccl("2026", 0), other])

@@ -221,7 +221,7 @@ def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: st
 @pytest.mark.proof
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "kernels"), [("mode", 7), ("profiler", 7), ("gradient", 4)])
-def test_what_somebody_else_wants_to_see_goes_through_the_dispatcher(
+def test_under_modes_and_profilers_operations_pass_the_dispatcher(
     kind: str, kernels: int
 ) -> None:
     run = dtlab.launch(_doors, kind, world_size=2)
@@ -700,7 +700,7 @@ def test_chrome_file_of_a_real_run(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- threads that go on
 
 
-def test_records_are_taken_while_another_thread_goes_on() -> None:
+def test_records_are_taken_while_another_thread_continues() -> None:
     """What it does after its operations have been read is left out of these records."""
     journal = Journal(world_size=1, limit=100)
     journal._members.append(("world", (0,)))

@@ -103,7 +103,7 @@ def test_generators_refuse_nothing() -> None:
         interleaved(4, 4, 0)
 
 
-def test_they_are_the_orders_of_torch() -> None:
+def test_orders_are_those_of_torch() -> None:
     runtime = pytest.importorskip("torch.distributed.pipelining.schedules")
     for p, m, v in ((4, 8, 2), (2, 6, 2), (3, 6, 3), (4, 10, 2)):
         for rank, row in enumerate(interleaved(p, m, v)):
@@ -127,7 +127,7 @@ def test_a_schedule_is_plain_lists() -> None:
 
 
 @pytest.mark.parametrize("written", ["F0", "0X0", "0F", "0f0", "-1F0", "0F0 1F0"])
-def test_what_is_no_action(written: str) -> None:
+def test_wrong_actions_are_refused(written: str) -> None:
     with pytest.raises(ValueError, match=r"is no action\. Write stage, letter and microbatch"):
         Action.parse(written)
 
@@ -141,7 +141,7 @@ def test_a_long_grid_is_cut_near_what_is_marked() -> None:
 
 
 @pytest.mark.parametrize("marked", [[], [(0, 150)], [(1, 0), (0, 399)]])
-def test_a_grid_is_no_wider_than_asked(marked: list[tuple[int, int]]) -> None:
+def test_a_grid_is_no_wider_than_its_limit(marked: list[tuple[int, int]]) -> None:
     lines = grid(gpipe(2, 200), marked=marked, width=60).splitlines()
     assert 50 < max(map(len, lines)) <= 60
     assert not marked or "[" in "".join(lines)
@@ -276,7 +276,7 @@ def can_run(rows: Schedule) -> bool:
     return at == [len(row) for row in rows]
 
 
-def test_what_is_valid_is_what_can_run() -> None:
+def test_a_schedule_is_valid_exactly_if_it_can_run() -> None:
     """Orders shuffled a little, against a run by trial; the simulator agrees."""
     draw = random.Random(0)
     counts = {True: 0, False: 0}
@@ -324,6 +324,6 @@ def test_the_error_shows_the_grid() -> None:
         ([["forward"]], "'forward' is no action"),
     ],
 )
-def test_what_is_no_schedule_is_told_how_to_write_one(given: Any, words: str) -> None:
+def test_the_error_on_a_wrong_schedule_says_how_to_write_one(given: Any, words: str) -> None:
     with pytest.raises(ScheduleError, match=re.escape(words)):
         validate(given)

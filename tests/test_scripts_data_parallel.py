@@ -121,7 +121,7 @@ def nothing(*_: Any) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "drift", [], {"line": object()}, {"line": 70}])
-def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
+def test_a_strange_diagnosis_only_loses_points(said: Any, warm: None) -> None:
     criteria = PARTS[0].check.run("script_1", {"diagnosis": said, "fixed": nothing}, bench=BENCH)
     assert criteria[0].status == "lost"
     assert criteria[0].message
@@ -129,7 +129,7 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"fixed": nothing}])
-def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
+def test_an_answer_that_is_no_dict_of_both_is_explained(answer: Any, warm: None) -> None:
     criteria = PARTS[0].check.run("script_1", answer, bench=BENCH)
     fault = 'has no key "diagnosis"' if isinstance(answer, dict) else "must be a dict"
     assert criteria[0].message.startswith(f"script_1 {fault}: ")
@@ -185,7 +185,7 @@ def test_an_empty_line_does_nothing() -> None:
         ("optimizer.step()", "does what it should here"),
     ],
 )
-def test_a_wrong_line_is_told_where_to_look(said: Any, piece: str) -> None:
+def test_the_message_on_a_wrong_line_says_where_to_look(said: Any, piece: str) -> None:
     verdict = judge_line(scripts.train_5, said, LINE, "Look.")
     assert verdict.status == "lost"
     assert piece in verdict.message
@@ -274,7 +274,7 @@ NO_TRACE = Observation(Trial(2, []))
         ([[[0, 1], [2, 3]], []], "rank 1 makes 0 forward passes"),
     ],
 )
-def test_samples_are_shared_out_or_it_is_said_why_not(
+def test_samples_are_divided_or_the_message_says_why_not(
     passes: list[list[list[int]]], piece: str
 ) -> None:
     said = not_shared_out(Training(0, 4), [seen(own) for own in passes], NO_TRACE)

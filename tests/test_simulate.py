@@ -109,7 +109,7 @@ def test_any_order_that_can_run_is_simulated_and_no_other() -> None:
             simulate(each, Costs(1, 1, 1))
 
 
-def test_costs_have_to_fit() -> None:
+def test_costs_must_fit_the_schedule() -> None:
     for costs in (Costs([1, 2], 1, 1), Costs(1, -1, 1), Costs(1, 1, math.inf)):
         with pytest.raises(ValueError, match="Costs: "):
             simulate(gpipe(3, 2), costs)

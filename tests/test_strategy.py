@@ -92,7 +92,7 @@ def test_a_sample_that_is_too_large_is_split() -> None:
     assert choose(20e9, 80e9, 700e9, num_gpus=8).leaf.id == "too_few_for_sample"
 
 
-def test_activations_beside_the_states_are_shared_inside_the_node() -> None:
+def test_activations_and_states_are_shared_inside_the_node() -> None:
     found = choose(70e9, 80e9, 70e9, num_gpus=64)
     assert found.leaf.id == "tensor_parallel"
     assert found.bytes_per_gpu == 16 * 70e9 / 64 + 70e9 / 8
@@ -243,7 +243,7 @@ def test_the_docstring_shows_what_is_printed() -> None:
     assert shown == first
 
 
-def test_it_says_what_and_why() -> None:
+def test_a_choice_prints_its_strategy_and_reason() -> None:
     lines = str(choose(40e9, 80e9, 2e9, num_gpus=16)).splitlines()
     assert lines[0] == "ZeRO stage 3 (FSDP) (42 GB on each GPU)"
     assert lines[1].startswith("Because a whole replica with its activations, 642 GB, is more")
@@ -346,7 +346,7 @@ def test_the_least_sharding_that_fits_is_taken(job: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @given(JOBS)
-def test_a_larger_budget_never_asks_for_more(job: dict[str, Any]) -> None:
+def test_a_larger_budget_never_needs_more_sharding(job: dict[str, Any]) -> None:
     order = ["one_gpu", "zero1", "zero2", "zero3"]
     job |= {"hours": None, "tokens_per_gpu": None, "activation_bytes": 0, "block_params": 0}
     small = choose(**job)
@@ -389,6 +389,6 @@ def test_the_path_is_the_tree_s(job: dict[str, Any]) -> None:
         (lambda: choose(1, 80e9, tokens_per_gpu=0), "tokens_per_gpu must be a number above 0"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+def test_impossible_arguments_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -85,7 +85,7 @@ def test_a_collective_shows_in_ops_and_not_among_messages() -> None:
     assert trace.events[0].peers == (1, 2)
 
 
-def test_wire_is_none_where_it_is_not_known() -> None:
+def test_wire_is_none_where_it_is_unknown() -> None:
     assert Trace([compute(1, 0, 1)]).bytes_wire() == [None, None]
     trace = Trace([compute(0, 0, 1)], wire=[7, None])
     assert trace.bytes_wire() == [7, None]
@@ -142,7 +142,7 @@ def test_the_k_th_meets_the_k_th_and_tags_are_kept_apart() -> None:
         [collective(0, 2, 0, 4), collective(1, 2, 2, 4, "broadcast")],  # do not fit
     ],
 )
-def test_what_finds_no_match_is_exposed_in_full(events: list[Event]) -> None:
+def test_a_message_without_a_match_is_exposed_in_full(events: list[Event]) -> None:
     assert Trace(events).exposed_comm(0) == 4.0
 
 
@@ -166,7 +166,7 @@ def test_nested_spans_count_once_and_blocked_time_inside_one_is_not_busy() -> No
     assert (trace.busy(0), trace.exposed_comm(0), trace.idle(0)) == (4.0, 2.0, 0.0)
 
 
-def test_another_thread_goes_on_computing_while_one_is_blocked() -> None:
+def test_another_thread_computes_while_one_is_blocked() -> None:
     wait = send(0, 1, 1, 4, blocked=[(2, 4)])
     trace = Trace([compute(0, 0, 6), compute(0, 3, 5, thread=1), wait, recv(1, 0, 0, 4)])
     assert (trace.busy(0), trace.exposed_comm(0)) == (5.0, 1.0)

@@ -169,7 +169,7 @@ def test_an_argument_that_cannot_be_read_is_ignored(
     has_sound_times(diagnose(trace))
 
 
-def test_a_stride_that_pytorch_does_not_know_is_no_fault(tmp_path: Path) -> None:
+def test_an_unknown_stride_is_no_fault(tmp_path: Path) -> None:
     content = job()
     content["traceEvents"][4]["args"] |= {"Global rank start": 0, "Global rank stride": -1}
     assert Trace.from_chrome(saved(tmp_path, content)).notes == ()
@@ -294,7 +294,7 @@ CUT = {
 
 
 @pytest.mark.parametrize("content", CUT.values(), ids=CUT.keys())
-def test_what_is_left_of_a_cut_file_is_read(content: bytes, tmp_path: Path) -> None:
+def test_the_rest_of_a_cut_file_is_read(content: bytes, tmp_path: Path) -> None:
     trace = Trace.from_chrome(saved(tmp_path, content))
     assert trace.incomplete == (0,)
     found = diagnose(trace)

@@ -163,7 +163,7 @@ def test_a_pattern_of_the_user_for_operators_of_a_cpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["(", "*", "[a"])
-def test_what_is_no_pattern_is_refused(
+def test_a_wrong_pattern_is_refused(
     pattern: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(ArgumentError, match="is no regular expression for the names of comm"):
@@ -214,7 +214,7 @@ def test_an_unknown_kernel_during_a_recorded_collective_is_reported(
          entry("kernel", UNKNOWN, 9, 1450, 100)],
     ],
 )  # fmt: skip
-def test_compute_beside_a_known_collective_is_not_reported(
+def test_compute_during_a_known_collective_is_not_reported(
     recorded: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     trace, _ = read(tmp_path, job("sm90_other_gemm", *recorded))
@@ -234,7 +234,7 @@ ON_GPU: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("events", ON_GPU)
-def test_a_gpu_job_without_kernels_is_told_how_to_record_them(
+def test_the_note_on_a_gpu_job_without_kernels_says_how_to_record_them(
     events: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     trace, found = read(tmp_path, {"traceEvents": events})
@@ -301,7 +301,7 @@ def texts(found: Diagnosis) -> str:
 
 
 @pytest.mark.parametrize("kernels", [1, 5, 700])
-def test_without_steps_nothing_is_said_per_step(kernels: int, tmp_path: Path) -> None:
+def test_without_steps_no_time_is_given_per_step(kernels: int, tmp_path: Path) -> None:
     events = [entry("kernel", "gemm", 7, 1000 * number, 400) for number in range(kernels)]
     events.append(entry("kernel", "ncclDevKernel_AllReduce", 9, 1000 * kernels, 900))
     _, found = read(tmp_path, {"traceEvents": events})

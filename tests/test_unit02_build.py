@@ -28,7 +28,7 @@ BUILD = ("average_gradients", "average_by_hooks", "average_in_buckets", "overlap
 
 
 @pytest.mark.parametrize("symbol", [*BUILD, "samples_of_epoch"])
-def test_other_seeds_try_other_things_of_the_same_kind(symbol: str) -> None:
+def test_other_seeds_try_other_values_of_the_same_kind(symbol: str) -> None:
     check: Any = find_part(f"02/{symbol}").check
     plans = [check.trials(seed) for seed in range(20)]
     assert len({str(plan) for plan in plans}) == 20
@@ -83,7 +83,9 @@ def test_buckets_are_closed_by_what_fills_them(
         (None, "has lost its gradient"),
     ],
 )
-def test_a_wrong_gradient_is_told_by_whose_it_is(got: list[float] | None, words: str) -> None:
+def test_the_message_on_a_wrong_gradient_names_its_rank(
+    got: list[float] | None, words: str
+) -> None:
     own = {0: [1.0, 2.0], 1: [3.0, 3.0], 2: [5.0, 4.0], 3: [-1.0, 3.0]}
     every = {rank: torch.tensor(one) for rank, one in own.items()}
     gradient = None if got is None else torch.tensor(got)
@@ -92,7 +94,7 @@ def test_a_wrong_gradient_is_told_by_whose_it_is(got: list[float] | None, words:
     assert bool(said) == bool(words)
 
 
-def test_where_there_is_no_gradient_none_may_be_made() -> None:
+def test_a_parameter_without_a_gradient_must_stay_without() -> None:
     assert not wrong_gradient(None, {0: None, 1: None}, (0, 1), 0)
     assert "should have none" in wrong_gradient(torch.zeros(2), {0: None, 1: None}, (0, 1), 0)
 
@@ -178,7 +180,7 @@ def test_bytes_of_an_all_reduce_are_those_of_a_ring() -> None:
 # Samples ---------------------------------------------------------------------------------------
 
 
-def test_samples_are_told_that_are_seen_twice_or_by_nobody() -> None:
+def test_samples_seen_twice_or_on_no_rank_are_named() -> None:
     case = Epochs(4, 2, 0, (3,))
 
     def told(*batches: list[int]) -> str:

@@ -53,7 +53,7 @@ def trials_of(part: str, seed: int) -> list[Trial]:
 
 
 @pytest.mark.parametrize("part", RANKS)
-def test_other_seeds_try_other_things_of_the_same_kind(part: str) -> None:
+def test_other_seeds_try_other_values_of_the_same_kind(part: str) -> None:
     plans = [trials_of(part, seed) for seed in range(20)]
     assert len({str(plan) for plan in plans}) == 20
     for plan in plans:
@@ -179,7 +179,9 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
         (GROUP, 3.5, "and all ranks too"),
     ],
 )
-def test_a_wrong_gradient_is_told_by_what_it_is(of: Shares, got: float, words: str) -> None:
+def test_the_message_on_a_wrong_gradient_says_what_it_is(
+    of: Shares, got: float, words: str
+) -> None:
     said = wrong_gradients([torch.tensor([got, 3 * got])], of, 0)
     assert words in said
     assert bool(said) == bool(words)
@@ -193,7 +195,7 @@ def test_a_wrong_gradient_is_told_by_what_it_is(of: Shares, got: float, words: s
         ([2.5, 5.5], "what was in .grad before is scaled too, by 0.062"),
     ],
 )
-def test_what_was_in_grad_has_to_stay(got: Sequence[float], words: str) -> None:
+def test_the_old_content_of_grad_must_stay(got: Sequence[float], words: str) -> None:
     said = wrong_gradients([torch.tensor(got)], WITH_BEFORE, 0)
     assert words in said
     assert bool(said) == bool(words)
@@ -229,7 +231,9 @@ def _parts(of: Shares) -> tuple[Any, ...]:
         (TWO, 20 / 3, "the mean of the microbatches' means"),
     ],
 )
-def test_a_wrong_loss_is_told_by_what_it_is(of: Shares, got: float | str, words: str) -> None:
+def test_the_message_on_a_wrong_loss_says_what_it_is(
+    of: Shares, got: float | str, words: str
+) -> None:
     said = wrong_loss(got, of, 0)
     assert words in said
     assert bool(said) == bool(words)
@@ -252,7 +256,7 @@ def accumulates(model: nn.Module, loss_sum: Callable[..., Tensor], micro_batches
     return total
 
 
-def test_what_was_not_run_after_a_hang_is_not_right() -> None:
+def test_trials_not_run_after_a_hang_are_not_right() -> None:
     check: Any = find_part("03/accumulate").check
     equal, uneven, _ = trials_of("accumulate", 0)
     results = [
@@ -326,7 +330,7 @@ def sent(*events: tuple[str, int]) -> str:
     return travels_once(made, 20_000, "the gradients")
 
 
-def test_gradients_and_a_few_numbers_travel() -> None:
+def test_only_gradients_and_a_few_numbers_are_sent() -> None:
     assert not sent(("all_reduce", 8), ("all_reduce", 20_000), ("broadcast", 40))
     assert not sent(("all_reduce", 12_000), ("all_gather", 900), ("all_reduce", 8_000))
     assert "and the gradients 20 kB: not all of it was sent" in sent(("all_reduce", 8))
@@ -353,7 +357,7 @@ def test_events_belong_to_the_mark_in_which_they_begin() -> None:
     assert not list(inside_marks(None, 0, "step"))
 
 
-def test_what_is_right_must_have_travelled() -> None:
+def test_a_right_result_must_have_been_communicated() -> None:
     case = Measuring(0, 1000, 4)
 
     def said(*wire: int | None, groups: Any = ()) -> str:
@@ -410,7 +414,7 @@ CURVE = Curve(4, 12, 0.2)
         ("end", lambda k: CURVE.factor(min(k, 11)), "From step total_steps on"),
     ],
 )
-def test_a_wrong_curve_is_told_by_its_shape(
+def test_the_message_on_a_wrong_curve_describes_its_shape(
     stretch: str, wrong: Callable[[int], float], words: str
 ) -> None:
     said = wrong_stretches(CURVE, [wrong(step) for step in range(18)])[stretch]
@@ -431,7 +435,7 @@ def test_a_wrong_rate_of_a_group_is_named() -> None:
     )
 
 
-def test_a_warm_up_that_is_wrong_leaves_the_points_of_the_rest() -> None:
+def test_a_wrong_warm_up_loses_only_its_own_points() -> None:
     check: Any = find_part("03/warmup_then_decay").check
     case = Scheduled(CURVE, (1.0,), 18)
 
@@ -472,7 +476,7 @@ def test_the_noise_scale_is_the_librarys() -> None:
         assert norms.scale == pytest.approx(theirs.batch)
 
 
-def test_a_wrong_noise_scale_is_told_by_what_it_is() -> None:
+def test_the_message_on_a_wrong_noise_scale_says_what_it_is() -> None:
     case = Measuring(3, 2000, 8)
     norms = case.norms(3, (0, 1, 2))
     batch, ranks, right = 8, 3, norms.scale
@@ -559,7 +563,7 @@ def test_right_on_some_numbers_of_ranks() -> None:
 
 
 @pytest.mark.slow
-def test_ddp_and_ours_travel_as_the_judge_expects() -> None:
+def test_ddp_and_ours_send_what_the_judge_expects() -> None:
     """The wrappers' own messages in a step are few, so that a learner's are what is counted."""
     case: Any = trials_of("accumulate_over_ranks", 0)[0].cases[0]
 

@@ -195,7 +195,7 @@ def test_a_script_that_does_nothing_earns_nothing(part: Part, warm: None) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("said", [3, "rate gone", [], {"line": object()}, {"line": 70}])
-def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) -> None:
+def test_a_strange_diagnosis_only_loses_points(said: Any, warm: None) -> None:
     criteria = RUNS[0].check.run("run_1", {"diagnosis": said, "fixed": None}, bench=BENCH)
     assert criteria[0].status == "lost"
     assert criteria[0].message
@@ -203,7 +203,7 @@ def test_a_strange_diagnosis_is_lost_and_nothing_worse(said: Any, warm: None) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("answer", [None, 3, nothing, {}, {"fixed": nothing}])
-def test_what_is_no_dict_of_both_is_told_what_to_write(answer: Any, warm: None) -> None:
+def test_an_answer_that_is_no_dict_of_both_is_explained(answer: Any, warm: None) -> None:
     criteria = RUNS[0].check.run("run_1", answer, bench=BENCH)
     fault = 'has no key "diagnosis"' if isinstance(answer, dict) else "must be a dict"
     assert criteria[0].message.startswith(f"run_1 {fault}: ")
@@ -271,7 +271,7 @@ def test_one_process_takes_a_rate_for_each_step() -> None:
         (1.3, "All of them go 1.3 times as far as they should."),
     ],
 )
-def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) -> None:
+def test_rates_that_are_off_by_a_factor_get_the_reason(factor: float, piece: str) -> None:
     judge = other_rates(lambda case, ranks: RATES, of_rates)
     said = judge(CASE, trained(CASE, [factor * rate for rate in RATES]), NO_TRACE)
     assert piece in said
@@ -286,7 +286,7 @@ def test_rates_that_are_off_by_a_factor_are_told_why(factor: float, piece: str) 
         (3, 2 / 3, "That is 2 microbatches by 3 ranks."),
     ],
 )
-def test_updates_that_are_off_by_a_factor_are_told_its_numbers(
+def test_updates_that_are_off_by_a_factor_get_its_numbers(
     ranks: int, factor: float, why: str
 ) -> None:
     known = {words: one for one, words in of_two(CASE, ranks)}
@@ -304,14 +304,14 @@ def test_updates_that_are_off_by_a_factor_are_told_its_numbers(
         (RATES, 0.0, "update 1 of 5"),
     ],
 )
-def test_other_rates_are_told_from_each_other(
+def test_other_wrong_rates_get_different_messages(
     rates: Sequence[float], momentum: float, piece: str
 ) -> None:
     judge = other_rates(lambda case, ranks: RATES, of_rates)
     assert piece in judge(CASE, trained(CASE, rates, momentum), NO_TRACE)
 
 
-def test_updates_that_are_missing_or_go_elsewhere_are_told() -> None:
+def test_missing_and_wrong_updates_are_named() -> None:
     judge, (first, second) = other_rates(lambda case, ranks: RATES, of_rates), trained(CASE, RATES)
     short = replace(first, passes=first.passes[:8], before=first.before[:8])
     assert "rank 0 makes 8 forward passes, but 5 updates of 2 microbatches take 10" in judge(
@@ -322,7 +322,7 @@ def test_updates_that_are_missing_or_go_elsewhere_are_told() -> None:
     assert "does not follow" in judge(CASE, [replace(first, before=astray), second], NO_TRACE)
 
 
-def test_parameters_that_move_within_an_update_are_told() -> None:
+def test_parameters_that_move_within_an_update_are_named() -> None:
     first, second = trained(CASE, RATES)
     assert not moved_within_an_update(CASE, [first, second], NO_TRACE)
     rows = first.before.clone()
@@ -403,7 +403,9 @@ def test_seeds_of_the_trainings_are_drawn() -> None:
         ({}, ""),
     ],
 )
-def test_what_is_no_plan_is_told_what_is_wrong(change: dict[str, Any], piece: str) -> None:
+def test_the_message_on_a_wrong_plan_says_what_is_wrong(
+    change: dict[str, Any], piece: str
+) -> None:
     plan = plan_of_the_solution()
     seen = asked(0, lambda *given: {**plan(*given), **change})
     assert bool(piece) == bool(seen.mistakes)
@@ -411,7 +413,7 @@ def test_what_is_no_plan_is_told_what_is_wrong(change: dict[str, Any], piece: st
 
 
 @pytest.mark.parametrize("returned", [None, 3, [], "plan", object()])
-def test_what_is_no_dict_is_told_so(returned: Any) -> None:
+def test_an_answer_that_is_no_dict_is_explained(returned: Any) -> None:
     seen = asked(0, lambda *given: returned)
     assert "Return a dict" in seen.mistakes[0]
 

@@ -413,7 +413,7 @@ def test_values_can_be_drawn_for_every_learner(symbol: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("symbol", SYMBOLS)
-def test_right_and_wrong_are_told_apart_for_many_learners(symbol: str) -> None:
+def test_right_and_wrong_answers_differ_for_many_learners(symbol: str) -> None:
     answers = known(symbol)
     for seed in range(100, 112):
         for answer in (*answers.right, *answers.wrong):

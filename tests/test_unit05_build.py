@@ -22,7 +22,7 @@ PARTS = [part for part in known_parts() if (part.unit, part.level) == ("05", 2)]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_other_seeds_try_other_things_of_the_same_kind(part: Any) -> None:
+def test_other_seeds_try_other_values_of_the_same_kind(part: Any) -> None:
     plans = [part.check.trials(seed) for seed in range(10)]
     assert len({str(plan) for plan in plans}) == 10
     sizes = {1} if part.symbol == "free" else {1, 2, 3}
@@ -54,7 +54,7 @@ def test_adam_of_the_checks_is_pytorchs() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_one_process_comes_to_what_pytorchs_adam_does(ranks: int) -> None:
+def test_one_process_trains_as_pytorchs_adam_does(ranks: int) -> None:
     (case, *_) = STAGE_2.check.trials(0)[0].cases  # type: ignore[attr-defined]
     assert isinstance(case, Owned)
     module = case.module()
@@ -94,7 +94,7 @@ def test_two_right_steps_have_no_fault() -> None:
         (("free", 0), 20, {"peak"}),
     ],
 )
-def test_what_is_left_out_of_a_step_is_a_fault(
+def test_an_operation_missing_from_a_step_is_a_fault(
     entry: tuple[str, int], place: int, names: set[str]
 ) -> None:
     assert STEP[place] == entry
@@ -111,7 +111,7 @@ def test_a_block_is_freed_before_it_is_reduced() -> None:
     assert "block 1 is reduced while it is whole" in fault[1]
 
 
-def test_what_is_done_twice_is_a_fault_where_it_sends() -> None:
+def test_an_operation_done_twice_is_a_fault_if_it_sends() -> None:
     for what, names in (
         ("gather", {"forward", "backward"}),
         ("reduce", {"reduce"}),
@@ -125,7 +125,7 @@ def test_what_is_done_twice_is_a_fault_where_it_sends() -> None:
 
 
 @pytest.mark.slow
-def test_alive_counts_each_storage_as_long_as_somebody_has_it() -> None:
+def test_alive_counts_each_storage_until_it_is_freed() -> None:
     with Alive() as alive:
         flat = torch.zeros(100)
         layer = nn.Linear(10, 9)  # 99 elements

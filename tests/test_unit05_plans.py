@@ -101,20 +101,20 @@ def test_stage_1_sends_less_than_stage_0_where_gradients_are_in_fp32() -> None:
         ({"ranks": "all"}, "has 'all' for 'ranks': write a whole number"),
     ],
 )
-def test_a_plan_that_is_not_allowed_is_told_why(change: dict[str, Any], words: str) -> None:
+def test_the_message_on_a_forbidden_plan_says_why(change: dict[str, Any], words: str) -> None:
     plan = {"stage": 1, "ranks": 8, "policy": "mixed", "recompute": "none"}
     assert SMALL.objection(Plan(**plan)) == ""  # type: ignore[arg-type]
     (told,) = steps_of(SMALL, plan | change)
     assert (told.status, words in told.message) == ("lost", True), told
 
 
-def test_a_batch_that_does_not_divide_is_told() -> None:
+def test_a_batch_that_does_not_divide_is_named() -> None:
     (told,) = steps_of(replace(SMALL, batch=24), Plan(1, 8, "mixed", "none")._asdict())
     assert "microbatches of 2 do not divide a batch of 24" in told.message
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])
-def test_every_plan_comes_as_far_as_it_should(seed: int) -> None:
+def test_every_plan_passes_until_its_first_fault(seed: int) -> None:
     for model in models(seed):
         best = best_of(model)
         for row in model.rows():
@@ -152,7 +152,7 @@ def test_each_learner_meets_three_stages_and_a_near_miss(seed: int) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", LEFT_OUT)
-def test_who_leaves_a_piece_out_finds_what_does_not_fit(piece: str) -> None:
+def test_leaving_a_piece_out_leads_to_a_plan_that_does_not_fit(piece: str) -> None:
     for seed in SEEDS[:20]:
         found = [
             next(row for row in model.rows() if row.total - row.needs[piece] <= model.card)

@@ -42,7 +42,7 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
 # 05/states, 05/four_answers --------------------------------------------------------------------
 
 
-def test_the_papers_table_comes_out() -> None:
+def test_the_papers_table_is_reproduced() -> None:
     """ZeRO's Figure 1: 7.5 billion parameters on 64 ranks, 31.4, 16.6 and 1.9 GB."""
     given = {"small": 7.5, "few": 64, "stage": 1, "budget": 80e9, "activations": 0, "large": 175}
     right = known("states").right[0](given)

@@ -42,7 +42,7 @@ def cases(part: Any, seed: int = 0) -> list[Any]:
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_other_seeds_try_other_things_of_the_same_kind(part: Any) -> None:
+def test_other_seeds_try_other_values_of_the_same_kind(part: Any) -> None:
     plans = [plan_of(part, seed) for seed in range(10)]
     assert len({str(plan) for plan in plans}) == 10
     for plan in plans:

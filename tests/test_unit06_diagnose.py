@@ -38,7 +38,7 @@ def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
                 assert line.strip() in shown
 
 
-def test_nothing_tells_a_fault_before_the_hints() -> None:
+def test_no_text_before_the_hints_names_a_fault() -> None:
     """Neither titles and names nor the text beside a program."""
     assert [part.title for part in BROKEN] == ["Program 1", "Program 2", "Program 3"]
     for part in BROKEN:

@@ -54,7 +54,7 @@ def names_of(more: Any, schedule: Schedule, stages: int, count: int) -> set[str]
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_other_seeds_try_other_things_of_the_same_kind(part: Any) -> None:
+def test_other_seeds_try_other_values_of_the_same_kind(part: Any) -> None:
     plans = [part.check.trials(seed) for seed in range(10)]
     assert len({str(plan) for plan in plans}) == 10
     assert len({tuple((one.world_size, len(one.cases)) for one in plan) for plan in plans}) == 1

@@ -56,7 +56,7 @@ def test_each_setting_has_one_schedule_of_the_library_and_the_last_has_none(seed
 
 
 @seeds
-def test_what_lies_between_keeps_within_the_last_setting(seed: int) -> None:
+def test_schedules_between_h1_and_h2_meet_the_last_setting(seed: int) -> None:
     last = draw_settings(Random(seed))[-1]
     found = []
     for count in range(1, last.samples + 1):
@@ -103,7 +103,7 @@ def test_between_begins_with_h1_and_ends_with_h2(ranks: int) -> None:
 
 
 @pytest.mark.proof
-def test_other_seeds_ask_about_other_settings() -> None:
+def test_other_seeds_have_other_settings() -> None:
     (budget, _, slow) = (part.check for part in PARTS)
     for check in (budget, slow):
         asked = {str([case.given(0, 1) for case in check.trials(seed)[0].cases])
@@ -122,7 +122,7 @@ def test_other_seeds_ask_about_other_settings() -> None:
         (one_f_one_b(2, 5000), "a schedule of 20,000 actions"),
     ],
 )
-def test_what_cannot_be_run_is_told_so(found: object, why: str) -> None:
+def test_a_schedule_that_cannot_run_is_explained(found: object, why: str) -> None:
     case = Planned(Setting(2, 4, 1.0, 1.0, 1.0, 0.0, 0.0))
     seen = case.opened(case.on_rank(lambda _: found, case.given(0, 1)))
     assert why in case.mistake([seen])

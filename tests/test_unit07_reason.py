@@ -116,7 +116,7 @@ TABLE = [  # Qi et al. 2024: microbatches, T_F, T_B (our I), T_W, T_comm, and th
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]}-{row[1]}")
-def test_the_papers_table_comes_out(row: tuple[Any, ...]) -> None:
+def test_the_papers_table_is_reproduced(row: tuple[Any, ...]) -> None:
     count, forward, input_, weight, message, *rates = row
     takes = {"F": forward, "I": input_, "W": weight, "B": input_ + weight}
     for name, rate in zip(("1f1b", "zb_h1", "zb_h2"), rates, strict=True):

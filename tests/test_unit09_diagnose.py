@@ -61,7 +61,7 @@ def test_an_empty_answer_earns_nothing(levers: Any) -> None:
     assert "lost" not in [criterion.status for criterion in criteria]
 
 
-def test_overlap_is_said_to_come_first_although_another_lever_gains_more() -> None:
+def test_overlap_comes_first_although_another_lever_gains_more() -> None:
     """The lesson tries overlap first, because it is free and exact."""
     part = find_part("09/three_times_job")
     answer = {"first": "overlap", "levers": None, "gains": None}

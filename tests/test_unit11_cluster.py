@@ -200,7 +200,7 @@ def test_it_is_the_same_each_time_and_other_for_another_seed() -> None:
     assert not any(a == b for a, b in zip(settings(1), settings(2), strict=True))
 
 
-def test_a_run_is_told_and_drawn() -> None:
+def test_a_run_is_described_and_drawn() -> None:
     setting = example()
     good, bad = played(setting, RIGHT), played(setting, FORGETS)
     assert told(setting, good).startswith("every job finishes, the last one at minute")

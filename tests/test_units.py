@@ -301,7 +301,7 @@ def test_a_case_is_named_with_one_or_many(part: Part) -> None:
 @pytest.mark.parametrize(
     "part", [p for p in PARTS if isinstance(p.check, Questions)], ids=lambda part: part.name
 )
-def test_a_question_knows_what_people_get_wrong(part: Part) -> None:
+def test_a_question_lists_at_least_two_mistakes(part: Part) -> None:
     assert isinstance(part.check, Questions)
     for question in part.check.questions:
         assert len(question.answer.mistakes) >= 2, question.name

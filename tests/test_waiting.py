@@ -70,7 +70,7 @@ def test_waiting_for_each_other_counts(start: Start) -> None:
     assert share_that_counts(*crowd) > 0.3  # each of them has waited for two thirds of it
 
 
-def test_a_limit_is_over_at_last(start: Start) -> None:
+def test_a_limit_ends_for_a_process_that_has_ended(start: Start) -> None:
     gone = start(min(os.sched_getaffinity(0)), then="pass")
     patience = Patience(0.2, lambda: [gone], FOR_CELLS)
     assert 0 < patience.left <= 0.2

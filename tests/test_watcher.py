@@ -760,7 +760,7 @@ def a_hook_that_waits_alone() -> None:
         for name, one in FAULTS.items()
     ],
 )
-def test_a_fault_is_told(name: str) -> None:
+def test_a_fault_is_explained(name: str) -> None:
     one = FAULTS[name]
     error = deadlock(one.function, one.world_size, GUARD + HEAVY * one.heavy)
     text = str(error)
@@ -1052,7 +1052,7 @@ def test_a_rank_that_waits_for_a_busy_rank_is_named(
 
 
 @pytest.mark.proof
-def test_a_thread_that_waits_in_vain_and_a_main_thread_that_joins_it() -> None:
+def test_a_deadlocked_thread_and_a_main_thread_that_joins_it() -> None:
     def joins() -> None:
         box = torch.ones(1)
         thread = threading.Thread(target=lambda: dist.recv(box, 1 - me()), daemon=True)
@@ -1127,7 +1127,7 @@ def test_ranks_that_deadlock_while_another_thread_is_idle() -> None:
     assert str(caught.value).count("dist.recv(torch.ones(1), 1 - me())") == 2
 
 
-def test_ranks_all_of_whose_threads_wait_in_vain() -> None:
+def test_ranks_all_of_whose_threads_deadlock() -> None:
     def waits() -> None:
         group = dist.new_group([0, 1])
         box = torch.ones(1)

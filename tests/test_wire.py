@@ -532,7 +532,7 @@ def _cycle() -> None:
 
 
 @pytest.mark.slow
-def test_a_deadlock_is_told_at_once() -> None:
+def test_a_deadlock_is_reported_at_once() -> None:
     with pytest.raises(dtlab.DeadlockError) as caught:
         dtlab.launch(_cycle, cluster=Cluster(1, 2, LINK))
     waiting = [(each.op, each.peers) for each in caught.value.waiting]
@@ -568,7 +568,7 @@ def _where() -> tuple[str | None, ...]:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_ranks_know_their_seat() -> None:
+def test_ranks_have_the_environment_of_their_node() -> None:
     fast = Link(1e-6, 1e9)
     run = dtlab.launch(_where, world_size=5, cluster=Cluster(2, 3, fast, fast))
     assert run.values == [
@@ -587,7 +587,9 @@ def test_ranks_know_their_seat() -> None:
         ({"cluster": Cluster(100, 8)}, "room for 800 ranks, but launch starts at most 256"),
     ],
 )
-def test_what_cannot_be_emulated(keywords: dict[str, Any], message: str) -> None:
+def test_clusters_that_cannot_be_emulated_are_refused(
+    keywords: dict[str, Any], message: str
+) -> None:
     with pytest.raises(dtlab.LaunchError, match=message):
         dtlab.launch(_where, **keywords)
 
