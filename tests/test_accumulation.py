@@ -312,7 +312,7 @@ def test_the_loss_over_ranks_is_that_of_the_whole_batch() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_without_a_micro_batch_is_told_on_every_rank() -> None:
+def test_a_rank_without_a_micro_batch_is_an_error_on_every_rank() -> None:
     def ranks() -> str:
         model = DistributedDataParallel(_mlp())
         micro = [_samples(3, 0)] if dist.get_rank() == 0 else []

@@ -133,7 +133,7 @@ def autocast_inside(run: Call) -> Any:
     return run(fn, x), [x, *net.parameters()]
 
 
-def changes_of_its_own(run: Call) -> Any:
+def changes_of_local_tensors(run: Call) -> Any:
     def fn(x: Tensor) -> Tensor:
         hidden = x * 3
         hidden[0] = hidden[1].detach().sin()
@@ -159,7 +159,7 @@ CASES = {
     for case in (
         a_net, no_input_with_gradient, no_input_at_all, keyword_arguments, other_arguments,
         whole_numbers, several_outputs, nested, one_after_another, in_bf16, autocast_inside,
-        changes_of_its_own, backward_inside,
+        changes_of_local_tensors, backward_inside,
     )
 }  # fmt: skip
 

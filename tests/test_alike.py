@@ -156,13 +156,13 @@ def test_a_copy_in_disguise_is_found(part: Part) -> None:
 
 
 @pytest.mark.parametrize("part", SCRIPTS, ids=lambda part: part.name)
-def test_a_script_that_was_handed_out_and_fixed_accuses_nobody(part: Part) -> None:
+def test_a_released_script_that_was_fixed_is_not_listed(part: Part) -> None:
     original = solution(part)
     assert compared(part, ada=original, ben=disguised(original)) == []
 
 
 @pytest.mark.parametrize("name", sorted(SHORT))
-def test_what_is_too_short_to_be_copied_accuses_nobody(name: str) -> None:
+def test_an_answer_too_short_to_be_copied_is_not_listed(name: str) -> None:
     original = solution(find_part(name))
     assert compared(find_part(name), ada=original, ben=disguised(original)) == []
 
@@ -180,7 +180,7 @@ def test_a_right_answer_with_one_line_less_is_found() -> None:
     assert score(RING, solution(RING), disguised(shorter)) >= 0.8
 
 
-def test_functions_in_cells_of_ones_own_count() -> None:
+def test_functions_in_the_learners_own_cells_count() -> None:
     part = find_part("01/hierarchical_all_reduce")
     tree = ast.parse(disguised(solution(part)))
     first, *others = (ast.unparse(node) for node in tree.body)
@@ -227,13 +227,13 @@ def test_right_answers_written_differently_are_not_listed(part: Part) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_handed_out_counts_for_nobody() -> None:
+def test_released_code_does_not_count() -> None:
     for part in PARTS:
         untouched = str(cell(notebook("exercises", part), part.answer_id).source)
         assert not compared(part, 0.01, ada=untouched, ben=untouched)
 
 
-def test_the_program_that_is_to_be_fixed_counts_for_nobody() -> None:
+def test_the_program_to_fix_does_not_count() -> None:
     part = find_part("01/fix_4")
     program = str(cell(notebook("exercises", part), "fix_4-program").source)
     both = program.replace("with_neighbours", "fixed_4")
@@ -245,7 +245,7 @@ def test_a_few_lines_are_no_sign() -> None:
     assert not compared(RING, 0.01, ada=few, ben=few)
 
 
-def test_what_many_have_in_their_answers_is_no_sign() -> None:
+def test_code_that_many_answers_share_is_no_sign() -> None:
     parts = [part for part in WRITTEN if "fix" not in part.name]
     own = [next(iter(answers(part).values())) for part in parts[:12]]
     common = f"\n\n{solution(RING)}"
@@ -261,7 +261,7 @@ def test_a_ring_is_one_group_however_large() -> None:
         assert ring.score > 0.95
 
 
-def test_what_two_have_beside_that_is_one() -> None:
+def test_two_learners_who_share_more_are_a_group() -> None:
     class_ = {f"learner {n:02}": disguised(solution(RING), f"n{n}_") for n in range(11)}
     more = f"\n\n{answers(TREE)['tree_by_splitting']}\n"
     class_["learner 03"] += more
@@ -277,7 +277,7 @@ def test_a_copy_of_the_courses_solution_is_found() -> None:
     assert group.learners == ("ada", SOLUTION)
 
 
-def test_answers_with_values_of_ones_own_are_not_compared() -> None:
+def test_answers_of_drawn_values_are_not_compared() -> None:
     part = find_part("01/results")
     assert not compared(part, 0.01, ada=solution(part), ben=solution(part))
 
@@ -307,7 +307,7 @@ def test_answers_with_values_of_ones_own_are_not_compared() -> None:
     ],
     ids=range(14),
 )
-def test_nothing_that_is_handed_in_stops_it(source: str) -> None:
+def test_no_submission_stops_the_comparison(source: str) -> None:
     begun = time.process_time()
     ring = solution(RING)
     pairs = compared(RING, ada=source, ben=source, carl=ring, dora=disguised(ring))

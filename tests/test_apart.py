@@ -72,7 +72,7 @@ def test_if_it_exits_or_crashes_the_rank_ends_alike() -> None:
         dtlab.launch(lambda: apart(os.abort), world_size=1)
 
 
-def test_a_fork_can_call_ask_and_ends_with_its_rank() -> None:
+def test_a_fork_may_call_ask_and_ends_with_its_rank() -> None:
     seen: list[int] = []
 
     def program() -> None:

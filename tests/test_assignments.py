@@ -58,7 +58,7 @@ def test_a_score_that_no_check_gives_is_an_error(wrong: tuple[float, float, floa
 # What is asked for -----------------------------------------------------------------------------
 
 
-def test_without_words_all_of_the_unit_is_asked_for() -> None:
+def test_without_words_the_whole_unit_is_chosen() -> None:
     asked = wanted(["01"])
     assert asked.weights == {part.name: part.points for part in PARTS if part.unit == "01"}
     assert asked.levels("01") == [1, 2, 3]
@@ -101,7 +101,7 @@ def test_parts_of_several_units() -> None:
         ({"levels": "1", "points": f"{RING}=3"}, "which is not in the assignment"),
     ],
 )
-def test_what_does_not_fit_is_told(words: dict[str, str], message: str) -> None:
+def test_words_that_do_not_fit_are_explained(words: dict[str, str], message: str) -> None:
     with pytest.raises(DtlabError, match=re.escape(message)):
         wanted(["01"], **words)
 
@@ -149,7 +149,7 @@ def test_a_due_date_is_a_moment(text: str, hour: int) -> None:
         "2026-12-01 18:00 +1",
     ],
 )
-def test_a_due_date_that_cannot_be_read_is_told_how_to_write(text: str) -> None:
+def test_the_error_on_an_unreadable_due_date_says_how_to_write_it(text: str) -> None:
     with pytest.raises(DtlabError, match='as "2026-12-01 18:00"'):
         due_date(text)
 

@@ -726,7 +726,7 @@ def in_a_loop() -> torch.Tensor:
     return x
 
 
-def test_a_mistake_in_a_loop_is_told_once() -> None:
+def test_a_mistake_in_a_loop_is_reported_once() -> None:
     assert warnings_of(in_a_loop, 3).count("warning: ") == 1
 
 

@@ -74,7 +74,7 @@ def cells_for(cells: Sequence[NotebookNode], last: str) -> list[NotebookNode]:
 @pytest.mark.parametrize(
     ("unit", "last", "guess", "right"), CELLS, ids=lambda value: str(value)[:2]
 )
-def test_a_right_guess_is_right_beside_four_loops(
+def test_a_right_guess_is_right_while_four_loops_run(
     busy_kernel: NotebookClient, unit: str, last: str, guess: str, right: float
 ) -> None:
     cells = cells_for(lesson_of(unit), last)

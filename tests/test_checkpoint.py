@@ -91,7 +91,9 @@ def test_a_resumed_run_is_bit_identical(kind: str, ranks: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 2), (2, 3)])
-def test_another_number_of_ranks_goes_on(before: int, after: int, tmp_path: Path) -> None:
+def test_a_run_continues_on_another_number_of_ranks(
+    before: int, after: int, tmp_path: Path
+) -> None:
     whole = launch(tmp_path / "a", 9, 1, dropout=0)[0]
     first = launch(tmp_path / "b", 4, before, kind="fsdp", dropout=0)
     second = launch(tmp_path / "b", 9, after, kind="fsdp", dropout=0)

@@ -196,10 +196,10 @@ def test_groups_that_wait_in_a_circle() -> None:
 
 
 def test_a_rank_that_is_not_in_the_group(capsys: pytest.CaptureFixture[str]) -> None:
-    def everybody() -> None:
+    def all_ranks_call() -> None:
         dist.all_reduce(torch.ones(4), group=dist.new_group([0, 1]))
 
-    message = message_of(everybody)
+    message = message_of(all_ranks_call)
     assert message.startswith("MismatchError: rank 2 called all_reduce on a group that it is not")
     assert "dtlab ends the launch" in message
     assert "UserWarning" not in capsys.readouterr().out

@@ -44,7 +44,7 @@ def shifted(rows: Any, count: int) -> Any:
     return right(rows if rows is None else rows.roll(1, 0), count)
 
 
-def all_to_everybody(rows: Any, count: int) -> Any:
+def all_to_every_rank(rows: Any, count: int) -> Any:
     rows = torch.empty(dist.get_world_size(), count) if rows is None else rows
     if dist.get_rank() == 0:
         for other in range(1, dist.get_world_size()):
@@ -60,7 +60,7 @@ def unwritten(rows: Any, count: int) -> Any:
 
 @pytest.mark.parametrize(
     ("answer", "earned"),
-    [(right, [2, 1]), (shifted, [0, 0]), (all_to_everybody, [2, 0]), (unwritten, [0, 0])],
+    [(right, [2, 1]), (shifted, [0, 0]), (all_to_every_rank, [2, 0]), (unwritten, [0, 0])],
 )
 def test_it_judges_answers(part: Part, answer: Callable[..., Any], earned: list[float]) -> None:
     criteria = part.check.run(part.symbol, answer, 7, bench=BENCH)

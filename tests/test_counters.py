@@ -224,7 +224,7 @@ def test_what_was_sent_before_a_socket_closed_counts() -> None:
         (64_050_000, 64_000_000, 0, 0),
     ],
 )
-def test_hidden_bytes_are_those_of_nobody(
+def test_hidden_bytes_are_those_of_no_recorded_connection(
     loopback: int, seen: int, rendezvous: int, hidden: int
 ) -> None:
     assert hidden_bytes(loopback, seen, rendezvous) == hidden

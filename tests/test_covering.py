@@ -23,13 +23,13 @@ def test_all_combinations_of_values_are_met(strength: int) -> None:
     assert len(kept) == len(set(kept)) == {1: 5, 2: 20, 3: 40}[strength]
 
 
-def test_those_that_come_first_are_kept_and_count() -> None:
+def test_the_first_cases_are_kept_and_count() -> None:
     kept = cover(CASES, 1, first=[7, 39])
     assert kept[:2] == [7, 39]
     assert len(kept) == 5
 
 
-def test_what_does_not_exist_is_not_asked_for() -> None:
+def test_combinations_that_do_not_exist_need_no_case() -> None:
     cases = [case for case in CASES if case["stage"] == 0 or case["ranks"] > 1]
     assert len(cover(cases, 2)) < len(cases)
 

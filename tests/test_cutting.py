@@ -56,7 +56,7 @@ def test_a_whole_level_stays_as_it_is(level: Path) -> None:
 
 
 @part_by_name
-def test_a_part_alone_has_its_cells_and_what_is_for_all(part: Part) -> None:
+def test_a_part_alone_has_its_cells_and_the_shared_ones(part: Part) -> None:
     whole, alone = level_of(part), only(part)
     places = {name: place for place, name in enumerate(ids(whole))}
     kept = [places[name] for name in ids(alone)]
@@ -106,7 +106,7 @@ def test_the_title_speaks_of_the_parts_that_are_there(part: Part) -> None:
     assert set(re.findall(r"[Pp]arts? (\d)", title)) <= {str(number)}
 
 
-def test_what_is_said_of_the_whole_level_goes_with_a_part_of_it() -> None:
+def test_sentences_on_the_whole_level_are_cut_with_a_part() -> None:
     step = find_part("01/step")
     said = "how many bytes each rank sends"
     assert said in level_of(step).cells[0].source
@@ -119,7 +119,7 @@ def test_what_is_said_of_the_whole_level_goes_with_a_part_of_it() -> None:
     assert told in title
 
 
-def test_what_counts_in_all_is_not_said_of_a_part() -> None:
+def test_totals_of_the_level_are_cut_from_a_part() -> None:
     assert "40 points" in level_of(find_part("01/choose")).cells[0].source
     title = only(find_part("01/choose")).cells[0].source
     assert "40 points" not in title
@@ -127,7 +127,7 @@ def test_what_counts_in_all_is_not_said_of_a_part() -> None:
     assert "an hour's work" not in only(find_part(RING)).cells[0].source
 
 
-def test_no_link_leads_to_what_is_not_there() -> None:
+def test_no_link_leads_to_a_missing_notebook() -> None:
     alone = only(find_part("01/fix_2"), there=("level-2.ipynb", "level-3.ipynb"))
     text = "\n".join(one.source for one in alone.cells)
     assert "Know before: lesson 01 and [Level II](level-2.ipynb)." in text
@@ -142,7 +142,7 @@ def test_links_lead_to_the_names_that_notebooks_have_in_the_assignment() -> None
     assert "[Level II](01-level-2.ipynb)" in title
 
 
-def test_what_comes_next_is_said_where_it_is_there() -> None:
+def test_the_next_notebook_is_named_only_if_it_is_released() -> None:
     step = find_part("01/step")
     weights = {part.name: part.points for part in beside(step)}
     for level in (1, 2):
@@ -152,7 +152,7 @@ def test_what_comes_next_is_said_where_it_is_there() -> None:
 
 
 @pytest.mark.parametrize(("points", "said"), [(20, "20 points"), (1, "1 point"), (0, None)])
-def test_another_weight_is_said_and_counts(points: float, said: str | None) -> None:
+def test_another_weight_is_in_the_text_and_counts(points: float, said: str | None) -> None:
     alone = only(find_part(RING), points)
     assert cell(alone, "ring_all_reduce-check").metadata.nbgrader.points == points
     text = cell(alone, "ring_all_reduce-text").source

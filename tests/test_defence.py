@@ -56,14 +56,14 @@ def test_the_rubric_to_click_on_counts_what_the_cell_counts() -> None:
     assert "&lt;b&gt;" in Defence(((1, "<b>"),)).form(1)
 
 
-def test_a_check_of_it_says_who_grades_it() -> None:
+def test_check_says_that_a_defence_is_graded_by_hand() -> None:
     with pytest.raises(DtlabError, match="defence is graded by hand, so there is nothing to"):
         dtlab.check(REAL, "because")
     with pytest.raises(DtlabError, match="not for values drawn from your id"):
         dtlab.ask(REAL, "ada")
 
 
-def test_progress_says_by_hand_and_goes_on() -> None:
+def test_progress_says_by_hand_and_is_not_held_up() -> None:
     parts = [part for part in known_parts() if part.unit == "05"]
     rows = [Row(part, None if part.by_hand else 1.0) for part in parts]
     shown = Progress([Unit(Lesson("05", "05 ZeRO and FSDP"), rows)], only="05")
@@ -136,7 +136,7 @@ def record(student: str) -> Record:
     return Record(NAME, student, "", 1, "1", 2.0, 1.0, {"level-3": ()})
 
 
-def test_points_that_wait_are_told_and_are_not_lost() -> None:
+def test_points_graded_by_hand_are_named_and_are_not_lost() -> None:
     waiting = (("defence", 5.0),)
     class_ = [
         Outcome("ada", record("ada"), waiting=waiting),
@@ -245,7 +245,7 @@ def test_nbgraders_own_autograde_leaves_it_for_the_instructor(group: Defenders) 
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_the_release_asks_for_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_release_has_only_the_defence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_path(monkeypatch)
     made = Defenders(tmp_path / "course")
     notebook = made.assignment.notebooks["05_level_3"]

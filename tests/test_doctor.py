@@ -34,7 +34,7 @@ def leaves(_: Visit) -> Iterator[Finding]:
     sys.exit("a program of settings may do this")
 
 
-def test_whatever_a_check_does_the_next_one_comes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_next_check_runs_whatever_a_check_does(capsys: pytest.CaptureFixture[str]) -> None:
     checks = [
         Check("machine", "a", raises), Check("course", "b", leaves),
         Check("machine", "c", machine.cpus), Check("ranks", "d", raises, on_ranks=True),
@@ -66,7 +66,7 @@ def test_a_check_that_hangs_costs_its_limit(monkeypatch: pytest.MonkeyPatch) -> 
     assert (last.name, progress) == ("CPUs", ["slow takes a while; 0.3 s at most ..."])
 
 
-def test_what_was_started_ends_with_the_visit() -> None:
+def test_started_processes_end_with_the_visit() -> None:
     visit = Visit()
     asked = threading.Thread(target=visit.ask, args=(["sleep", "60"], 60.0))
     asked.start()
@@ -143,7 +143,7 @@ def test_the_doctor_needs_nothing_to_begin_with() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_another_python_than_the_courses_is_told_in_one_line(
+def test_another_python_than_the_courses_is_named_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkup, "NEEDED", ("no_such_module", "nor_this"))

@@ -42,7 +42,7 @@ def test_the_trial_on_real_ranks(ranks: int) -> None:
     assert all(0 < seconds < 10 for _, seconds in run.values)
 
 
-def test_sums_that_are_wrong_are_told() -> None:
+def test_wrong_sums_are_reported() -> None:
     run = launch.Run([(0, 1e-3), (7, 2e-3)], ["", ""], None, 0.1, "gloo")
     told = backends._judged("gloo", run)
     assert (told.status, told.value["wrong_elements"]) == ("wrong", 7)
@@ -57,7 +57,7 @@ def gloo_is_there() -> Visit:
     return visit
 
 
-def test_a_launch_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise LaunchError("the server that forks ranks did not start.\nIt said: no")
 
@@ -204,7 +204,7 @@ def test_isolation_that_the_sandbox_lacks() -> None:
         assert f" {kind}: " in course.isolation_of([f"{kind} (reason)"]).message
 
 
-def test_the_sandbox_is_checked_only_where_somebody_can_grade() -> None:
+def test_the_sandbox_is_checked_only_where_nbgrader_is_installed() -> None:
     visit = Visit()
     vars(visit)["nbgrader"] = {"trouble": "No module named 'nbgrader'"}
     assert list(course.sandbox(visit)) == []

@@ -138,7 +138,7 @@ def test_links_are_read() -> None:
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_four_gpus_are_told_with_what_is_wrong_with_them() -> None:
+def test_four_gpus_are_reported_with_their_faults() -> None:
     found = list(gpus.cards(Visit()))
     cards = found[0]
     told = {(one.name, tuple(one.value["gpus"])): one for one in found[1:]}
@@ -155,7 +155,7 @@ def test_four_gpus_are_told_with_what_is_wrong_with_them() -> None:
     assert len(found) == 5
 
 
-def test_what_several_gpus_have_in_common_is_told_once() -> None:
+def test_a_fault_that_several_gpus_share_is_reported_once() -> None:
     all_of_them = [replace(card(index), compute_mode="Exclusive_Process") for index in range(8)]
     found = only(gpus._modes(all_of_them))
     assert found.message.startswith("GPUs 0, 1, 2, 3, 4, 5, 6, 7 are in mode Exclusive_Process")
@@ -165,7 +165,7 @@ def test_what_several_gpus_have_in_common_is_told_once() -> None:
 
 
 @pytest.mark.usefixtures("four_gpus")
-def test_links_are_told() -> None:
+def test_links_are_reported() -> None:
     found = only(gpus.links(Visit()))
     assert found.message == (
         "4 pairs by the link between CPUs (SYS); 1 pair by 18 NVLinks (NV18); "
@@ -175,7 +175,7 @@ def test_links_are_told() -> None:
     assert list(gpus.links(knowing([card()]))) == []  # one GPU has no links
 
 
-def test_links_that_cannot_be_had_are_a_note(smi: Smi) -> None:
+def test_links_that_cannot_be_read_are_a_note(smi: Smi) -> None:
     smi("echo 'Insufficient Permissions' >&2; exit 4")
     found = only(gpus.links(knowing([card(0), card(1)])))
     assert (found.status, found.value["links"]) == ("note", None)
@@ -241,7 +241,9 @@ def test_what_torch_may_use(
     assert bool(found.repair) == (status != "ok")
 
 
-def test_a_torch_for_cpus_beside_gpus_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_for_cpus_on_a_machine_with_gpus_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     found = only(gpus.usable(knowing([card()], cuda=None, version="2.13.0+cpu")))
     assert found.status == "wrong"

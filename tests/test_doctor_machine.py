@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 # The machine -----------------------------------------------------------------------------------
 
 
-def test_the_machine_is_told_as_it_is() -> None:
+def test_the_machine_is_reported_as_it_is() -> None:
     told = only(machine.operating_system(Visit()))
     assert told.value["system"] == os.uname().sysname
     told = only(machine.cpus(Visit()))

@@ -210,7 +210,7 @@ def test_the_layer_is_the_same_whatever_is_recomputed() -> None:
     torch.testing.assert_close(fused, core, rtol=1e-4, atol=1e-4)
 
 
-def test_the_layer_takes_no_other_word() -> None:
+def test_the_layer_refuses_wrong_arguments() -> None:
     with pytest.raises(ValueError, match='"none", "selective" or "full", not \'some\''):
         TransformerLayer(8, 2, recompute="some")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="3 heads do not divide a hidden size of 8"):

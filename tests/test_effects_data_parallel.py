@@ -243,7 +243,7 @@ def micro_batches(quiet_in: str, seed: int) -> Tensor:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
-def test_no_sync_saves_where_it_is_in_its_place(seed: int) -> None:
+def test_no_sync_saves_messages_only_around_the_right_passes(seed: int) -> None:
     runs = {
         quiet_in: dtlab.launch(micro_batches, quiet_in, seed, world_size=2)
         for quiet_in in ("none", "three", "backward", "all")

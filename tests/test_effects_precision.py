@@ -100,7 +100,7 @@ def fp16_runs() -> dict[Any, tuple[float, list[float]]]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", first(SEEDS))
-def test_a_tiny_loss_is_lost_in_fp16_and_comes_back_with_scaling(
+def test_a_tiny_loss_is_lost_in_fp16_but_not_with_scaling(
     fp16_runs: Any, seed: int
 ) -> None:
     ordinary, _ = fp16_runs[1.0, None, seed]

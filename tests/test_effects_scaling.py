@@ -141,7 +141,7 @@ def test_the_hasty_job_is_slower_on_eight_cards_than_on_four() -> None:
 @pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("job", "limit"), [("heavy", "bandwidth"), ("hasty", "latency")])
-def test_what_helps_the_most_is_what_limits(job: str, limit: str) -> None:
+def test_the_change_that_helps_most_shows_the_limit(job: str, limit: str) -> None:
     compute, nbytes, link, slow = lesson().networked[job]
     better = {
         "cards": (compute / 10, nbytes, link, slow),
@@ -207,7 +207,7 @@ def test_moments_come_with_the_first_step_and_stay() -> None:
     ("batch", "line"),
     [(64, "no line"), (256, "no line"), (600, "2nd forward"), (1024, "1st forward")],
 )
-def test_where_it_dies_goes_by_the_batch(batch: int, line: str) -> None:
+def test_the_batch_size_decides_where_memory_runs_out(batch: int, line: str) -> None:
     sizes = (256, 512, 512, 10)
     room = sums(lesson().memory_of(sizes, 512))["1st step"]
     totals = sums(lesson().memory_of(sizes, batch))

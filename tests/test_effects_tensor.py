@@ -173,7 +173,7 @@ def right_and_wrong(effect: Callable[[int, bool], float]) -> list[tuple[float, f
 
 
 @pytest.mark.parametrize("effect", [trained, hidden, of_a_norm, norms])
-def test_what_goes_wrong_without_it(effect: Callable[[int, bool], float]) -> None:
+def test_results_are_wrong_without_each_rule(effect: Callable[[int, bool], float]) -> None:
     """f; the seed that ranks share; the norm for sequence parallelism; the library's clipping."""
     for right, wrong in on_ranks(right_and_wrong, effect, world_size=2, trace=False).values[1]:
         assert right < 1e-5 < 1e-3 < wrong

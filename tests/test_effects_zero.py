@@ -185,7 +185,7 @@ def test_stages_1_and_2_send_what_replicas_send_and_stage_3_half_as_much_again()
 
 
 @pytest.mark.proof
-def test_pytorchs_own_send_more_than_they_would_have_to_on_gloo() -> None:
+def test_pytorchs_own_send_more_than_needed_on_gloo() -> None:
     assert passes("ZeroRedundancyOptimizer") == pytest.approx(3, rel=0.01)
     assert passes("fully_shard") > 1.2 * passes("3")
 

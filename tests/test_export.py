@@ -247,7 +247,7 @@ def test_points_are_short(points: float | None, shown: str) -> None:
     assert number(points) == shown
 
 
-def test_what_is_missing_may_be_nought(course: Path) -> None:
+def test_a_missing_grade_may_be_exported_as_0(course: Path) -> None:
     assert [row[-1] for row in table(course, Canvas, missing="0")[2:]] == ["0"] * 4
 
 
@@ -265,7 +265,7 @@ def test_one_assignment_and_some_students(course: Path) -> None:
             exporter.export(gradebook)
 
 
-def test_what_the_platform_would_miss_is_said(course: Path, logged: io.StringIO) -> None:
+def test_the_export_warns_of_what_the_platform_ignores(course: Path, logged: io.StringIO) -> None:
     with book(course) as gradebook:
         gradebook.add_assignment("Final Grade", duedate="2026-12-02 18:00")
         grade = gradebook.find_grade(RING, "level-2", "week-3", "ada")

@@ -202,7 +202,7 @@ def test_nested_spans_and_waits_inside_them_stay_visible() -> None:
     assert tops["rank 0 forward span"] > tops["rank 0 compute span"] > tops["rank 0 idle waiting"]
 
 
-def test_a_thread_beside_the_program_waits_only_where_the_program_does_not_compute() -> None:
+def test_a_second_thread_waits_only_while_the_program_does_not_compute() -> None:
     events = [
         Event(0, "compute", "backward", (), 0, 0, 3),
         Event(0, "comm", "all_reduce", (1,), 8, 1, 5, {"blocked": [(1, 5)], "thread": 1}),
@@ -234,7 +234,7 @@ def test_arrows_join_each_send_to_the_receive_that_took_it() -> None:
     assert not patches(timeline(Trace(events), arrows=False), FancyArrowPatch, r"message.*")
 
 
-def test_many_messages_have_no_arrows_unless_asked_for() -> None:
+def test_many_messages_have_no_arrows_by_default() -> None:
     trace = Trace([event for i in range(60) for event in message(0, 1, i, i + 1)])
     assert not patches(timeline(trace), FancyArrowPatch, r"message.*")
     assert len(patches(timeline(trace, arrows=True), FancyArrowPatch, r"message.*")) == 60
@@ -272,7 +272,7 @@ def test_title_and_units_are_on_the_figure() -> None:
     assert "forward 2" in texts(figure)
 
 
-def test_compute_inside_a_span_has_no_bar_and_no_name_of_its_own() -> None:
+def test_compute_inside_a_span_has_no_separate_bar_or_name() -> None:
     events = [Event(0, "compute", name, (), 0, start, end, {})
               for name, start, end in (("backward", 0.0, 0.02), ("compute", 0.0, 0.019),
                                        ("compute", 0.02, 0.04))]  # fmt: skip
@@ -317,7 +317,7 @@ def test_collectives_of_one_group_do_not_repeat_its_ranks() -> None:
     assert "Rank 0: issued 2 all_reduce." in figure.alt_text
 
 
-def test_collectives_of_several_kinds_have_hatches_of_their_own() -> None:
+def test_collectives_of_several_kinds_have_different_hatches() -> None:
     names = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "my_own")
     events = [
         Event(0, "comm", name, (1,), 8, i, i + 0.5, {"blocked": []})
@@ -399,11 +399,11 @@ def test_the_pictures_in_the_docstring_are_what_a_ring_and_a_tree_do() -> None:
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 5, 8])
 def test_a_ring_ends_with_every_sum_everywhere(num_ranks: int) -> None:
     done = rounds.ring_rounds(num_ranks)
-    everybody = frozenset(range(num_ranks))
+    all_ranks = frozenset(range(num_ranks))
     assert len(done) == 2 * (num_ranks - 1) + 1
-    assert {chunk for row in done[-1].held for chunk in row} == {everybody}
+    assert {chunk for row in done[-1].held for chunk in row} == {all_ranks}
     halfway = done[num_ranks - 1].held
-    assert [halfway[rank][rank] for rank in range(num_ranks)] == [everybody] * num_ranks
+    assert [halfway[rank][rank] for rank in range(num_ranks)] == [all_ranks] * num_ranks
     for each in done[1:]:
         assert {(move.src, move.dst) for move in each.moves} == {
             (rank, (rank + 1) % num_ranks) for rank in range(num_ranks)
@@ -462,7 +462,7 @@ def test_without_a_step_every_round_has_a_panel() -> None:
     assert len(patches(figure, FancyArrowPatch, r"move.*")) == 6 * 4
 
 
-def test_alt_text_of_a_ring_says_who_sent_what_and_what_is_complete() -> None:
+def test_alt_text_of_a_ring_names_messages_and_complete_chunks() -> None:
     one = ring(3, 2).alt_text
     assert "Ring all-reduce, reduce-scatter, round 2 of 2." in one
     assert "Rank 0 sent chunk 1 to rank 1" in one
@@ -486,12 +486,12 @@ def test_a_ring_that_does_not_exist_is_refused(num_ranks: int, step: int | None)
 def test_a_tree_ends_as_it_should(num_ranks: int, operation: rounds.TreeOperation) -> None:
     done = rounds.tree_rounds(num_ranks, operation)
     last = [copy for (copy,) in done[-1].held]
-    everybody = frozenset(range(num_ranks))
+    all_ranks = frozenset(range(num_ranks))
     if operation == "broadcast":
         assert last == [frozenset({0})] * num_ranks
     else:
-        assert last[0] == everybody
-        assert operation == "reduce" or last == [everybody] * num_ranks
+        assert last[0] == all_ranks
+        assert operation == "reduce" or last == [all_ranks] * num_ranks
     depth = (num_ranks - 1).bit_length()
     assert len(done) == 1 + depth * (2 if operation == "all_reduce" else 1)
     for each in done:  # a rank is in one message of a round
@@ -572,7 +572,7 @@ def test_a_tree_shows_what_each_rank_holds_and_what_travels(num_ranks: int) -> N
     }
 
 
-def test_a_step_of_a_tree_stands_out_and_later_ones_are_empty() -> None:
+def test_a_step_of_a_tree_is_emphasised_and_later_ones_are_empty() -> None:
     figure = tree(8, 2)
     assert {gid.split()[1] for gid in groups(figure, r"round \d rank 0 cells")} == {"0", "1", "2"}
     arrows = patches(figure, FancyArrowPatch, r"round .*")
@@ -589,7 +589,7 @@ def test_a_step_of_a_tree_stands_out_and_later_ones_are_empty() -> None:
     assert len(patches(figure, object, r"round 6 rank \d")) == 8  # type: ignore[arg-type]
 
 
-def test_alt_text_of_a_tree_says_who_sends_to_whom() -> None:
+def test_alt_text_of_a_tree_names_senders_and_receivers() -> None:
     assert tree(4).alt_text == (
         "Tree all-reduce among 4 ranks. Reduce 1: rank 1 sends to rank 0 and rank 3 sends to "
         "rank 2. Reduce 2: rank 2 sends to rank 0. Broadcast 1: rank 0 sends to rank 2. "
@@ -727,7 +727,7 @@ def lines(figure: Figure) -> dict[str, object]:
     return {line.get_gid(): line for axes in figure.axes for line in axes.lines if line.get_gid()}
 
 
-def test_measured_emulated_and_predicted_are_told_apart() -> None:
+def test_measured_emulated_and_predicted_look_different() -> None:
     curve = ([1e3, 1e6], [1e-3, 2e-3])
     figure = cost_curves({"ring": curve}, emulated={"ring": curve}, predicted={"ring": curve})
     drawn = lines(figure)
@@ -776,7 +776,7 @@ def test_an_axis_has_at_least_three_numbers() -> None:
         assert sum(label != "" for label in labels) >= 3, labels
 
 
-def test_the_name_of_the_last_winner_stands_beside_its_band_where_it_does_not_fit() -> None:
+def test_the_name_of_the_last_winner_is_next_to_its_band_if_it_does_not_fit() -> None:
     sizes = [1e3, 1e6, 1.2e6]
     curves = {"server": (sizes, [1, 2, 9]), "recursive doubling": (sizes, [5, 5, 5])}
     figure = cost_curves(emulated=curves)
@@ -882,7 +882,7 @@ def test_labels_of_sizes_lie_on_no_line_and_on_no_other_label(
                 assert other == words or beside or abs(low - other_low) > 10
 
 
-def test_a_label_stands_on_the_other_side_of_its_line_where_another_line_is_near() -> None:
+def test_a_label_is_on_the_other_side_of_its_line_if_another_line_is_near() -> None:
     marks = [Upright(1.0, "600 kB", "bottom"), Upright(1.3, "1.00 MB", "bottom")]
     left, right = places(marks, Obstacles(6, 3, []))
     assert left.left < 1.0 - 0.3
@@ -928,7 +928,7 @@ def test_a_crossover_of_no_algorithm_says_so() -> None:
     assert_not_blank(figure)
 
 
-def test_nobody_is_the_fastest_where_there_is_no_choice() -> None:
+def test_without_a_choice_no_algorithm_is_the_fastest() -> None:
     one = (np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     other = (np.array([3.0, 4.0]), np.array([1.0, 2.0]))
     assert fastest({"a": one}) == fastest({"a": one, "b": other}) == []
@@ -1024,20 +1024,20 @@ def test_both_axes_of_time_against_size_have_a_title() -> None:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_the_palette_is_told_apart_by_colour_blind_readers(vision: str) -> None:
+def test_colour_blind_readers_can_distinguish_the_palette(vision: str) -> None:
     seen = [lab(VISIONS[vision] @ linear(colour)) for colour in PALETTE]
     for one, other in itertools.combinations(range(len(PALETTE)), 2):
         assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_roles_are_told_apart_by_colour_blind_readers(vision: str) -> None:
+def test_colour_blind_readers_can_distinguish_roles(vision: str) -> None:
     seen = {role: lab(VISIONS[vision] @ linear(colour)) for role, colour in COLOURS.items()}
     for one, other in itertools.combinations(seen, 2):
         assert np.linalg.norm(seen[one] - seen[other]) > 15, (one, other)
 
 
-def test_text_and_outlines_stand_out_on_the_sheet() -> None:
+def test_text_and_outlines_have_enough_contrast() -> None:
     assert contrast(INK, SHEET) > 7
     assert contrast(MUTED, SHEET) > 4.5
     for colour in COLOURS.values():
@@ -1099,7 +1099,7 @@ def test_waits_draws_the_circle_of_ranks_that_wait() -> None:
     assert circle.alt_text.endswith("rank 2 waits in recv for rank 0.")
 
 
-def test_waits_leaves_out_ranks_that_have_come_to_the_same_collective() -> None:
+def test_waits_leaves_out_ranks_in_the_same_collective() -> None:
     mixed = [Waiting(rank, "all_reduce", others) for rank, others in ((0, (1, 2)), (1, (0, 2)))]
     assert arrows_in(waits([*mixed, Waiting(2, "compute")], 3)) == {(0, 2), (1, 2)}
     assert arrows_in(waits(mixed, 4)) == {(0, 2), (1, 2)}

@@ -113,7 +113,7 @@ def test_the_published_errors_are_those_of_the_paper() -> None:
     assert dict(zip(*drawn.get_data(), strict=True)) == dict(IMAGENET)
 
 
-def test_another_rule_has_a_mark_of_its_own_at_8k() -> None:
+def test_another_rule_has_a_separate_mark_at_8k() -> None:
     drawn = lines(published_sweep("not scaled"))["measured not scaled"]
     assert [list(side) for side in drawn.get_data()] == [[8192], [41.67]]
     assert "18.07 points more than at 256" in published_sweep("not scaled").alt_text
@@ -150,7 +150,7 @@ def test_a_mark_is_the_median_and_its_bar_the_range() -> None:
 
 
 @pytest.mark.parametrize("log", ["", "xy"])
-def test_marks_at_one_place_lie_beside_each_other(log: str) -> None:
+def test_marks_at_one_place_are_next_to_each_other(log: str) -> None:
     figure = chart(log=log)
     first, second = (lines(figure)[f"measured {name}"].get_xdata()[-1] for name in ("one", "two"))
     assert first < 256 < second

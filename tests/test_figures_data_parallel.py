@@ -96,7 +96,7 @@ def test_points_are_the_shares_that_are_left() -> None:
     )
 
 
-def test_a_bound_helps_where_workers_are_late_by_turns() -> None:
+def test_a_bound_helps_if_workers_are_late_in_turn() -> None:
     always, turns = (
         lines(straggler(2.0, 6, 4, turns=each))["place bounded, 4 ahead"].get_ydata()[0]
         for each in (False, True)
@@ -105,7 +105,7 @@ def test_a_bound_helps_where_workers_are_late_by_turns() -> None:
     assert "another one in each step" in straggler(2.0, 6, 4, turns=True).alt_text
 
 
-def test_without_a_delay_nobody_is_slower() -> None:
+def test_without_a_delay_no_worker_is_slower() -> None:
     figure = straggler(0.0)
     for name in ("sync", "bounded, 3 ahead", "async"):
         assert lines(figure)[f"place {name}"].get_ydata()[0] == pytest.approx(100)
@@ -161,7 +161,7 @@ def test_a_logarithmic_axis_leaves_out_what_it_has_no_place_for() -> None:
     assert "two has nothing to show" in figure.alt_text
 
 
-def test_few_numbers_stand_on_a_logarithmic_axis_themselves_and_many_do_not() -> None:
+def test_a_logarithmic_axis_has_ticks_at_few_values_but_not_at_many() -> None:
     def across(*xs: float) -> list[float]:
         axis = chart({"one": (xs, range(len(xs)))}, log="x").axes[0].xaxis
         low, high = axis.get_view_interval()
@@ -174,7 +174,7 @@ def test_few_numbers_stand_on_a_logarithmic_axis_themselves_and_many_do_not() ->
     assert across(1 / 3, 2 / 3, 4 / 3) == [0.5, 1, 2]
 
 
-def test_kinds_are_told_apart() -> None:
+def test_kinds_look_different() -> None:
     curve = {"one": ([1, 2], [1, 2])}
     fills = {
         kind: lines(chart(curve, kind=kind))[f"{kind} one"].get_markerfacecolor()

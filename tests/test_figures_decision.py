@@ -71,7 +71,7 @@ def test_the_way_of_a_choice_is_lit_and_no_other(id: str) -> None:
 
 
 @pytest.mark.parametrize("id", JOBS)
-def test_the_numbers_stand_beside_their_questions_and_the_driver_is_marked(id: str) -> None:
+def test_numbers_are_next_to_their_questions_and_the_decisive_one_is_marked(id: str) -> None:
     choice, figure = JOBS[id], decision_tree(JOBS[id])
     told = texts(figure, "step ")
     for step in choice.path:

@@ -73,7 +73,7 @@ def test_it_says_whether_it_fits_and_on_how_many_gpus(
     assert len(widths(figure, "gathered block")) == (1 if gathered else 0)
 
 
-def test_what_is_far_too_long_is_cut_off_and_says_so() -> None:
+def test_a_bar_that_is_far_too_long_is_cut_off_with_a_note() -> None:
     figure = memory_bar(175e9, 3, 64, "mixed", budget=CARDS["H100 SXM"])
     assert {"» 2800 GB", "longer bars are cut off here »"} <= set(texts(figure))
     assert "longer bars are cut off here »" not in texts(memory_bar())
@@ -83,7 +83,7 @@ def test_what_is_far_too_long_is_cut_off_and_says_so() -> None:
     assert "H100 SXM" in figure.alt_text
 
 
-def test_bars_of_ones_own_with_words_of_ones_own() -> None:
+def test_a_users_bars_and_words() -> None:
     figure = memory_bars({"before": {"parameters": 3e6, "caches": 5e6}, "after": {}}, 7e6,
                          title="Mine", verdicts={"after": "nothing is left"})  # fmt: skip
     assert {"does not fit", "nothing is left", "8.00 MB", "7 MB"} <= set(texts(figure))
@@ -91,7 +91,7 @@ def test_bars_of_ones_own_with_words_of_ones_own() -> None:
     assert "before: 8.00 MB (parameters 3.00 MB, caches 5.00 MB), does not fit" in figure.alt_text
 
 
-def test_what_does_not_fit_is_said_in_the_darker_words() -> None:
+def test_does_not_fit_is_written_darker_than_fits() -> None:
     figure = memory_bars({"a": {"caches": 9e9}, "b": {"caches": 1e9}}, 7e9, title="Mine")
     dark = {
         text.get_text(): sum(to_rgb(text.get_color()))
@@ -276,7 +276,7 @@ def test_the_explorer_draws_what_its_controls_say() -> None:
     assert "not a whole number" in explorer.controls["num_params"].complaint.value
 
 
-def test_the_explorer_starts_where_it_is_told_to() -> None:
+def test_the_explorer_starts_with_the_given_values() -> None:
     explorer = explore_memory(70e9, 3, 32, "half_only")
     assert explorer.figure.alt_text == memory_bar(70e9, 3, 32, "half_only").alt_text
 

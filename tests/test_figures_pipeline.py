@@ -73,7 +73,7 @@ def test_all_panels_have_one_axis_and_each_its_words() -> None:
 
 
 @pytest.mark.parametrize("schedule", [one_f_one_b(4, 8), zb_h2(3, 6), interleaved(2, 4, 2)])
-def test_beside_a_lane_stands_what_the_rank_holds(schedule: Any) -> None:
+def test_each_lane_says_how_much_its_rank_holds(schedule: Any) -> None:
     chunks = 1 + max(action.stage for row in schedule for action in row) // len(schedule)
     found = [each for each in texts(pipeline({"a": simulate(schedule, COSTS)})) if "holds" in each]
     assert found == [f"holds {most / chunks:g}" for most in peak_in_flight(schedule)]
@@ -107,7 +107,7 @@ def test_colours_are_those_of_the_course() -> None:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-def test_kinds_of_actions_have_colours_of_their_own(vision: str) -> None:
+def test_kinds_of_actions_have_different_colours(vision: str) -> None:
     figure = pipeline({"a": simulate(zb_h2(3, 6), COSTS), "b": simulate(gpipe(2, 2), COSTS)})
     names = ("a forward", "b backward", "a backward_input", "a backward_weight")
     colours = [to_hex(drawn(figure, name)[0].get_facecolor()[0]) for name in names]

@@ -65,7 +65,7 @@ def test_the_chart_rings_the_fastest_and_what_is_marked() -> None:
     assert f"data alone: {one}" in figure.alt_text
 
 
-def test_no_plan_is_said_not_drawn() -> None:
+def test_a_search_without_a_plan_is_an_error_not_a_figure() -> None:
     alone = Transformer(1, 8, 1, 10, 7)  # seven tokens, one layer, one head: only data ranks
     with pytest.raises(ValueError, match="no plan can run"):
         plan_chart(search(alone, Cluster(1, 8), 3))
@@ -82,7 +82,7 @@ def test_the_explorer_says_why_a_plan_cannot_run() -> None:
     assert "This plan does not fit" in explorer.figure.texts[0].get_text()
 
 
-def test_three_ways_to_split_show_who_has_what() -> None:
+def test_three_ways_to_split_show_what_each_rank_has() -> None:
     figure = ways_to_split()
     squares = figure.axes[0].patches
     colours = Counter(to_hex(each.get_facecolor()) for each in squares)

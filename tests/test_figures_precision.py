@@ -49,7 +49,7 @@ def test_ticks_are_numbers_of_their_format_and_the_dot_is_the_nearest(value: flo
         assert not any(torch.tensor(one).to(dtype).item() == one for one in between)
 
 
-def test_what_is_out_of_range_is_said() -> None:
+def test_a_number_out_of_range_is_named() -> None:
     above, below = number_line(70_000.0), number_line(1e-9)
     assert "fp16: becomes inf above the largest, 65,504" in above.alt_text
     assert "fp16: becomes 0 smallest is 2^-24" in below.alt_text
@@ -102,7 +102,7 @@ def test_shares_are_what_a_cast_makes_of_them(scale: float) -> None:
     assert "5,000 gradients, and 7 that are 0 already" in figure.alt_text
 
 
-def test_bars_stand_over_their_powers_of_two() -> None:
+def test_bars_are_above_their_powers_of_two() -> None:
     figure = gradient_ranges([np.array([1.5 * 2.0**-3, 2.0**-3, 0.9 * 2.0**-3, 2.0**-26])])
     found = {round(each.get_x() - 0.05): each.get_height() for each in boxes(figure, "normal")}
     assert found == {-3: 50.0, -4: 25.0}
@@ -238,7 +238,7 @@ def test_explorers_draw_what_their_controls_say() -> None:
     assert layers.figure.alt_text == wanted.alt_text
 
 
-def test_bits_add_up_and_the_reach_is_told() -> None:
+def test_bits_add_up_and_the_alt_text_has_the_range() -> None:
     figure = bit_layouts()
     assert len(figure.axes[0].patches) == 32 + 19 + 16 + 16 + 8 + 8
     assert "fp8 e4m3: exponent 4, mantissa 3 bits, from 0.00195 to 448" in figure.alt_text

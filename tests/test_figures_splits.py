@@ -40,7 +40,7 @@ def test_zigzag_order_gives_every_rank_the_same_work_in_every_round() -> None:
     assert shapes(attention_rounds(3, causal=False))["unseen"] == 0
 
 
-def test_a_halo_shows_who_sends_which_cells() -> None:
+def test_a_halo_shows_which_rank_sends_which_cells() -> None:
     inside = tile_halos(3, 3, cells=4, width=1, rank=4)
     assert shapes(inside) == {"halo": 20}
     assert "4 cells from rank 1" in inside.alt_text and "1 cell from rank 0" in inside.alt_text

@@ -33,7 +33,7 @@ def test_f_and_g_send_what_the_library_sends(
     assert words in figure.alt_text
 
 
-def test_who_has_what() -> None:
+def test_each_rank_has_its_heads_shards_and_sums() -> None:
     forward, backward = (parallel_block(4, 8, backward=each) for each in (False, True))
     for rank in range(4):
         for figure in (forward, backward):

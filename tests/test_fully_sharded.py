@@ -586,7 +586,7 @@ def branches(ranks: int) -> tuple[State, set[str]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_what_a_rank_does_not_use_counts_as_zero_and_what_nobody_uses_is_left_alone(
+def test_a_parameter_unused_on_one_rank_counts_as_zero_and_unused_on_all_stays(
     ranks: int,
 ) -> None:
     torch.manual_seed(3)
@@ -838,7 +838,7 @@ def bad_arguments() -> list[str]:
 
 
 @pytest.mark.slow
-def test_bad_arguments_are_told() -> None:
+def test_bad_arguments_are_refused() -> None:
     assert "sparse=False" in on_ranks(sparse, world_size=1).values[0]
     pieces = ["nothing to train", "nothing to train", "meta device", "no submodule is a Block",
               "not submodules of the sharded", "it is never called", "prefetch=-1",

@@ -180,7 +180,7 @@ def saved(sizes: dict[str, int], options: dict[str, Any], state: Any = None) -> 
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
-def test_a_dense_state_goes_in_and_comes_out(zero: int) -> None:
+def test_a_dense_state_is_loaded_and_saved_unchanged(zero: int) -> None:
     state = GPT(CONFIG, seed=0).state_dict()
     sizes = {"data": 2, "pipeline": 2, "tensor": 1}
     run = launch(saved, sizes, {"zero": zero, "microbatches": 2}, state, world_size=4)
@@ -204,7 +204,7 @@ def test_a_dense_state_goes_in_and_comes_out(zero: int) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_explained(
+def test_sizes_that_do_not_fit_are_explained(
     sizes: dict[str, int], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(Exception, match=words):

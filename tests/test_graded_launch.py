@@ -158,7 +158,7 @@ def _peak_memory(*, forget: bool = False) -> int:
 @pytest.mark.proof
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("said", SAID)
-def test_whatever_a_rank_says_is_an_answer_within_the_limit(said: str, launch: Launch) -> None:
+def test_any_message_of_a_rank_gives_a_result_within_the_limit(said: str, launch: Launch) -> None:
     before = _peak_memory(forget=True)
     begun = time.monotonic()
     try:

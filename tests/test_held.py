@@ -48,7 +48,7 @@ def test_other_objects_are_looked_into() -> None:
     assert dtlab.held_bytes(Holder()) == 24
 
 
-def test_nothing_is_left_out_that_lies_where_something_else_was() -> None:
+def test_an_object_at_a_reused_address_is_counted() -> None:
     """Lists made on the way are gone at once, and the next thing may get their ids."""
     model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(40)])
     optimizers = [torch.optim.Adam(layer.parameters()) for layer in model]

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 """
 
 
-def as_nobody(tmp_path: Path, *arguments: str) -> dict[str, Any]:
+def as_user_nobody(tmp_path: Path, *arguments: str) -> dict[str, Any]:
     """What the program tells, run by a user without rights."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -110,7 +110,7 @@ def test_root_that_may_not_change_users_says_so_and_runs_the_code(tmp_path: Path
 def test_isolation_that_needs_no_root_is_set_up(
     arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
-    told = as_nobody(tmp_path, *arguments)
+    told = as_user_nobody(tmp_path, *arguments)
     missing = told["missing"]
     assert {"another user", "memory and processes together"} <= missing <= KINDS
     assert "system calls" not in missing

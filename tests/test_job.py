@@ -177,7 +177,7 @@ def test_a_field_is_checked(field: str, value: Any, words: str) -> None:
         replace(SPEC, **{field: value})
 
 
-def test_wrong_ranks_and_models_are_told(tmp_path: Path) -> None:
+def test_wrong_ranks_and_models_are_refused(tmp_path: Path) -> None:
     def told(spec: JobSpec) -> str:
         with pytest.raises((ValueError, dtlab.DtlabError)) as error:
             run_job(spec, str(tmp_path))

@@ -45,7 +45,7 @@ def test_minutes_of_grace_cost_nothing_and_then_the_first_day_counts_from_the_du
     assert rules.percent(DAY + 60) == 20
 
 
-def test_nothing_is_taken_off_unless_told() -> None:
+def test_without_a_rule_nothing_is_taken_off() -> None:
     assert LateRules().rules("week-1").percent(30 * DAY) == 0
 
 
@@ -85,7 +85,7 @@ def test_an_extension_never_shortens() -> None:
         ({"extensions": {"week-1": "2026-12-01"}}, r"extensions\['week-1'\] is '2026-12-01'"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(settings: dict[str, object], told: str) -> None:
+def test_settings_that_make_no_sense_are_explained(settings: dict[str, object], told: str) -> None:
     with pytest.raises(DtlabError, match=told):
         plug_in(**settings).rules("week-1")
 
@@ -142,7 +142,7 @@ def test_times_are_compared_wherever_they_were_noted(
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_an_extension_that_nbgrader_knows_of_counts(tmp_path: Path) -> None:
+def test_an_extension_recorded_by_nbgrader_counts(tmp_path: Path) -> None:
     with Gradebook(f"sqlite:///{tmp_path}/gradebook.db") as book:
         book.add_assignment(NAME, duedate="2026-12-01 17:00")
         book.add_assignment("open")
@@ -205,7 +205,7 @@ def penalties(group: Class) -> dict[str, float | None]:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_late_work_loses_points_and_each_is_told(
+def test_late_work_loses_points_and_each_student_is_named(
     group: Class, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TZ", "UTC")
@@ -221,7 +221,7 @@ def test_late_work_loses_points_and_each_is_told(
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_without_rules_nothing_is_taken_off_and_each_is_told(group: Class) -> None:
+def test_without_rules_nothing_is_taken_off_and_each_student_is_named(group: Class) -> None:
     told = "\n".join(summary(group.grade().values(), "verdicts", None))
     assert penalties(group) == {"ada": None, "bob": None, "cyd": None}
     assert "bob: 10 min after 2026-12-01" in told

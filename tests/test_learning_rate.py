@@ -127,7 +127,7 @@ def test_it_stays_at_the_end() -> None:
     )
 
 
-def test_a_decay_of_ones_own() -> None:
+def test_a_users_decay() -> None:
     schedule = WarmupThenDecay(
         _optimizer(), 1, 5, decay=lambda progress: (1 - progress) ** 2, start_factor=0
     )
@@ -147,7 +147,7 @@ def test_the_drawing_in_its_docstring() -> None:
 
 
 @pytest.mark.parametrize("decay", ["cosine", lambda progress: 1 - progress**2])
-def test_stop_and_go_on(decay: Any) -> None:
+def test_a_stopped_schedule_continues_where_it_was(decay: Any) -> None:
     make = partial(WarmupThenDecay, warmup_steps=4, total_steps=15, decay=decay)
     expected = _rates(make(_optimizer()), 16)
     for stop in (0, 2, 4, 9, 15):
@@ -163,7 +163,7 @@ def test_stop_and_go_on(decay: Any) -> None:
         assert _rates(resumed, 16 - stop) == expected[stop:]
 
 
-def test_last_epoch_goes_on_as_in_pytorchs() -> None:
+def test_last_epoch_continues_as_in_pytorchs() -> None:
     expected = _rates(WarmupThenDecay(_optimizer(), 3, 9), 10)
     optimizer = _optimizer()
     for group in optimizer.param_groups:
@@ -294,7 +294,7 @@ def test_subgroups_measure_alone() -> None:
 
 
 @pytest.mark.slow
-def test_too_few_gradients_are_told_on_every_rank() -> None:
+def test_too_few_gradients_are_an_error_on_every_rank() -> None:
     def ranks() -> None:
         mine = _random_gradients(2) if dist.get_rank() == 0 else []
         with pytest.raises(ValueError, match="2 gradients in total, and 1 ranks passed none"):
@@ -306,7 +306,7 @@ def test_too_few_gradients_are_told_on_every_rank() -> None:
             gradient_noise_scale(_random_gradients(few), batch=3)
 
 
-def test_gradients_of_batches_leave_the_model_alone() -> None:
+def test_gradients_of_batches_do_not_change_the_model() -> None:
     model, generator = MLP(3, 4, 2), torch.Generator().manual_seed(0)
     model.layers[0].weight.requires_grad_(False)
     inputs = [torch.randn(5, 3, generator=generator) for _ in range(2)]

@@ -107,6 +107,6 @@ def test_the_summary_fits_a_terminal() -> None:
     assert "    deep down" in "\n".join(told)
 
 
-def test_nothing_special_is_told_in_two_lines() -> None:
+def test_a_summary_without_remarks_has_two_lines() -> None:
     told = list(summary([Outcome("ada", record(), record(), skipped=True)], "verdicts", 80))
     assert told == ["", "1 as before."]

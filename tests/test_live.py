@@ -38,7 +38,7 @@ def test_a_chain_operator_by_operator() -> None:
     assert live.gradients == 0
 
 
-def test_what_is_let_go_in_forward_does_not_count_on() -> None:
+def test_tensors_freed_in_forward_are_no_longer_counted() -> None:
     live = live_bytes(lambda x: (x + 1 + 1 + 1 + 1).sin(), inputs())
     assert live.forward == [X, 2 * X, 2 * X, 2 * X, 2 * X]
 
@@ -50,7 +50,7 @@ def test_changes_in_place_and_views_make_nothing() -> None:
     assert live.forward == [X, X, X]
 
 
-def test_gradients_of_parameters_stand_apart_and_leave_grad_alone() -> None:
+def test_gradients_of_parameters_are_separate_and_grad_is_unchanged() -> None:
     linear = nn.Linear(100, 100)
     live = live_bytes(linear, torch.randn(1, 100))
     assert live.gradients == 4 * (100 * 100 + 100)
@@ -69,7 +69,7 @@ def test_backward_begins_with_what_is_saved() -> None:
     assert live.backward[0] == saved.total - x.nbytes + SCALAR  # the inputs were there before
 
 
-def test_it_is_the_same_each_time_and_asks_for_something_to_measure() -> None:
+def test_results_repeat_and_an_empty_measurement_is_refused() -> None:
     model, x = checkpoint_every(tanhs(9), 2), inputs()
     assert live_bytes(model, x) == live_bytes(model, x)
     with pytest.raises(ValueError, match="No output needs a gradient"):
@@ -78,7 +78,7 @@ def test_it_is_the_same_each_time_and_asks_for_something_to_measure() -> None:
         assert peak_bytes(model, x) == live_bytes(model, x).peak
 
 
-def test_several_outputs_are_all_gone_back_from() -> None:
+def test_backward_starts_from_all_outputs() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     live = live_bytes(
         lambda x, *, y: {"a": [first(x)], "b": second(y)}, torch.ones(4), y=torch.ones(4)

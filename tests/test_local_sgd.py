@@ -214,6 +214,6 @@ def test_subgroups_average_among_themselves() -> None:
         (partial(LocalSGD, nn.ReLU(), 1), "requires a gradient, so there is nothing"),
     ],
 )
-def test_says_what_does_not_fit(make: partial[LocalSGD], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(make: partial[LocalSGD], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()

@@ -279,7 +279,7 @@ def test_accumulation_scales_each_micro_batch() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, -3e38, 3e38, INF, -INF, NAN]), max_size=40)),
        st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))  # fmt: skip
-def test_a_sum_tells_and_is_asked_again_where_it_is_large(
+def test_overflow_is_found_also_if_a_sum_overflows(
     rows: list[list[float]], dtype: torch.dtype
 ) -> None:
     tensors = [torch.tensor(row, dtype=dtype) for row in rows]
@@ -289,7 +289,7 @@ def test_a_sum_tells_and_is_asked_again_where_it_is_large(
 # Static -------------------------------------------------------------------------------
 
 
-def test_one_scale_for_ever_skips_and_stays() -> None:
+def test_a_static_scale_skips_steps_and_does_not_change() -> None:
     ours, theirs = (Training(scaler) for scaler in (StaticLossScaler(64.0), of_torch(64.0)))
     for number, stepped in ((1.0, True), (INF, False), (1e4, False), (3.0, True)):
         ours.backward(0, number)

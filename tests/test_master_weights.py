@@ -261,7 +261,7 @@ def test_adam_holds_sixteen_bytes_per_parameter_in_a_step() -> None:
 # State --------------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_where_it_was_saved() -> None:
+def test_a_resumed_run_continues_from_the_saved_state() -> None:
     def fresh() -> tuple[nn.Module, MasterWeights]:
         model = mlp().to(BF16)
         return model, MasterWeights(model.parameters(), AdamW, lr=1e-4)

@@ -205,7 +205,7 @@ def test_the_smallest_world_size_fits_and_one_less_does_not(
         assert fits(world_size) == (world_size >= found or stage == 0)
 
 
-def test_not_by_a_byte() -> None:
+def test_one_byte_more_needs_another_rank() -> None:
     assert smallest_world_size(175e9, 3, 80e9, "mixed") == 35
     assert model_states(175e9, 3, 35, "mixed").total == 80e9  # exactly full
     assert smallest_world_size(175e9, 3, 80e9 - 1, "mixed") == 36

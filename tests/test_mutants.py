@@ -98,7 +98,7 @@ def test_mutants_are_distinct_and_none_is_the_solution() -> None:
     assert not made_by("arguments swapped", "f(a, a)")
 
 
-def test_a_name_that_nobody_binds_is_no_mutant() -> None:
+def test_a_change_to_an_unbound_name_is_no_mutant() -> None:
     assert not made_by("a neighbouring name", "left = 1\nf(left)")
     assert made_by("statement removed", "left = 1\nf(left)") == ["left = 1"]
 
@@ -117,12 +117,14 @@ def test_a_name_that_nobody_binds_is_no_mutant() -> None:
         ),
     ],
 )
-def test_a_change_is_told_by_the_lines_that_differ(before: str, name: str, change: str) -> None:
+def test_a_change_is_described_by_the_lines_that_differ(
+    before: str, name: str, change: str
+) -> None:
     chosen = [mutator for mutator in MUTATORS if mutator.name == name]
     assert change in [mutant.change for mutant in mutants(before, chosen)]
 
 
-def test_the_same_change_of_two_lines_is_told_apart() -> None:
+def test_the_same_change_of_two_lines_gets_two_names() -> None:
     chosen = [mutator for mutator in MUTATORS if mutator.name == "plus for minus"]
     changes = [mutant.change for mutant in mutants("f(a + 1)\ng()\nf(a + 1)", chosen)]
     assert changes == [f"line {line}: f(a + 1) -> f(a - 1)" for line in (1, 3)]
@@ -238,7 +240,7 @@ def test_a_mutant_is_killed_equivalent_or_a_trouble() -> None:
     assert fate_of(mutant, ["sum"], listed).verdict == "not equivalent"
 
 
-def test_a_check_that_looks_closely_lets_nothing_pass() -> None:
+def test_a_strict_check_kills_every_mutant() -> None:
     proof = judged(toy(THREE_NUMBERS, NO_NUMBERS))
     assert [fate.verdict for fate in proof.fates].count("equivalent") == len(SAME_SUM)
     assert not proof.troubles
@@ -362,14 +364,14 @@ def test_a_proof_begins_anew_once_files_have_changed(
     assert "files have changed" in printed(capsys)
 
 
-def test_the_known_answers_alone_can_be_asked_for(
+def test_the_known_answers_can_be_checked_alone(
     good: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert good.run("--only", "answers") == 0
     assert "all 2 2 0 0 0 0" in printed(capsys)
 
 
-def test_the_command_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_refuses_unknown_units_and_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for unknown in ("99", "01/nothing"):
         assert command.main([unknown]) == 2
         assert f"{unknown!r} is no unit and no part. Units: 00, 01" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_nothing_is_named_by_an_image() -> None:
     assert not found
 
 
-def test_only_units_know_a_unit() -> None:
+def test_only_units_import_or_name_a_unit() -> None:
     knows = re.compile(r"\bdtlab\.units\.unit\d\d|^unit\d\d$|^\d\d/\w+$")
     found = []
     for path in FILES:

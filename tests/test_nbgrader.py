@@ -128,14 +128,14 @@ def test_the_gradebook_has_what_each_student_earned(course: Course) -> None:
     }
 
 
-def test_answers_count_for_the_one_whose_they_are(course: Course) -> None:
+def test_answers_earn_points_only_for_their_learner(course: Course) -> None:
     assert course.score("solution", "level-1") == most(1)
     assert course.score("copycat", "level-1") == 0
     table = course.table("copycat", "step-check", "level-1")
     assert "&#x27;Solution&#x27;, and &#x27;copycat&#x27; handed them in" in table
 
 
-def test_autograde_keeps_no_progress_of_its_own(course: Course) -> None:
+def test_autograde_saves_no_progress(course: Course) -> None:
     assert best_shares() == {}
 
 

@@ -196,13 +196,13 @@ def test_an_answer_that_is_too_long_is_none(notebook: NotebookProcess) -> None:
 
 
 @pytest.mark.proof
-def test_want_of_memory_is_said_to_be_that(notebook: NotebookProcess) -> None:
+def test_a_notebook_over_its_memory_limit_is_named_as_such(notebook: NotebookProcess) -> None:
     source = "import mmap\nkept = []\nwhile True:\n    kept.append(mmap.mmap(-1, 2**28))\n"
     with pytest.raises(NotebookEnded, match=r"its memory limit of 3\.2 GB was exceeded"):
         notebook.run(1, source + "    kept[-1].write(bytes(2**28))", 40)
 
 
-def test_a_notebook_may_take_so_much_memory_and_is_told(server: Server) -> None:
+def test_a_notebook_over_its_limit_gets_a_memory_error(server: Server) -> None:
     with Sandbox(server, Isolation(user=USERS)) as sandbox:
         outputs = sandbox.start_notebook().run(1, "kept = bytearray(5 * 2**30)", 20)
     assert [one["ename"] for one in outputs] == ["MemoryError"]

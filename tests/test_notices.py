@@ -26,7 +26,7 @@ def test_a_launch_that_takes_long_is_announced_once(capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "05/run_c: checking ...\n")
 
 
-def test_what_is_quick_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_quick_operation_prints_no_notice(capsys: pytest.CaptureFixture[str]) -> None:
     with notices.notice("quick"):
         notices.tick()
     notices.tick()  # in no notice

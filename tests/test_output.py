@@ -76,7 +76,7 @@ def test_text_cut_inside_a_character() -> None:
     assert "Größe\n" in file.getvalue() and output.kept("out") == ["Größe\n"]
 
 
-def test_too_much_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_much_output_is_cut_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_module, "KEEP", 50)
     monkeypatch.setattr(output_module, "SHOW", 30)
     text = shown((0, "short\n"), *[(1, "0123456789\n")] * 10)

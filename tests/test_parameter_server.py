@@ -216,7 +216,7 @@ def test_bounded_holds_the_fast_back(bound: int) -> None:
 
 
 @pytest.mark.slow
-def test_async_waits_for_nobody() -> None:
+def test_async_waits_for_no_worker() -> None:
     run = on_ranks(_count, [3, 30, 30], 0.2, "async", world_size=4)
     (report, parameters), slow, *_ = run.values
     assert parameters["seen"].tolist() == [3, 30, 30]
@@ -228,7 +228,7 @@ def test_async_waits_for_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_sync_waits_for_the_slow_but_not_for_who_has_left() -> None:
+def test_sync_waits_for_slow_workers_but_not_for_those_that_have_ended() -> None:
     run = on_ranks(_count, [2, 5, 8], 0.02, "sync", world_size=4)
     report, parameters = run.values[0]
     assert report.updates == 8
@@ -474,7 +474,7 @@ def _in_subgroup() -> Any:
 
 
 @pytest.mark.slow
-def test_each_group_has_its_own_server() -> None:
+def test_each_group_has_a_separate_server() -> None:
     assert on_ranks(_in_subgroup, world_size=4).values == [0, 1, 0, 1]
 
 
@@ -497,7 +497,7 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["sync", "bounded", "async"])
 @pytest.mark.parametrize("how", ["killed", "killed in a push", "killed in a pull", "raises"])
-def test_a_worker_that_dies_stops_nobody(
+def test_a_worker_that_dies_stops_no_other(
     deaths: dict[str, Any], how: str, consistency: str
 ) -> None:
     """Ranks 0 and 1 serve; rank 2 does 4 steps and dies; ranks 3 and 4 do all of their 10."""
@@ -550,7 +550,7 @@ def _wrong_use() -> None:
 
 
 @pytest.mark.slow
-def test_says_what_does_not_fit() -> None:
+def test_arguments_that_do_not_fit_are_refused() -> None:
     on_ranks(_wrong_use, world_size=2)
 
 

@@ -46,7 +46,7 @@ def test_waiting_for_others_costs_nothing(
 
 
 @pytest.mark.proof
-def test_a_short_cell_asks_nobody_to_wait(server: Server) -> None:
+def test_a_short_cell_does_not_wait_for_others(server: Server) -> None:
     heard: list[bool] = []
     notebook = new_notebook(cells=[new_code_cell("print(1)")])
     judged = judge(notebook, server, student=None, seed=1, waits=heard.append)

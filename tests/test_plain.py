@@ -27,7 +27,7 @@ PLAIN = st.recursive(
 
 @pytest.mark.slow
 @given(PLAIN)
-def test_plain_values_come_back(value: object) -> None:
+def test_plain_values_are_decoded_unchanged(value: object) -> None:
     back = decode(encode(value))
     assert back == value or "nan" in repr(value)
     assert type(back) is type(value)
@@ -46,20 +46,20 @@ def test_plain_values_come_back(value: object) -> None:
         torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn),
     ],
 )
-def test_tensors_come_back(tensor: torch.Tensor) -> None:
+def test_tensors_are_decoded_unchanged(tensor: torch.Tensor) -> None:
     (back,) = decode(encode([tensor]))
     assert type(back) is torch.Tensor
     assert back.dtype == tensor.dtype and back.shape == tensor.shape
     assert back.tolist() == tensor.tolist()
 
 
-def test_arrays_and_their_numbers_come_back() -> None:
+def test_arrays_and_their_numbers_are_decoded_unchanged() -> None:
     rows, half = decode(encode((np.arange(6).reshape(2, 3), np.float64(0.5))))
     assert rows.dtype == np.int64 and rows.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert type(half) is float and half == 0.5
 
 
-def test_what_is_no_plain_data_may_be_converted() -> None:
+def test_other_data_may_be_converted_to_plain_data() -> None:
     def convert(value: object) -> PickledFunction | Opaque:
         function = PickledFunction(b"bytes", (b"more",))
         return function if callable(value) else Opaque(type(value).__name__)

@@ -38,7 +38,7 @@ def test_a_format_is_what_its_bit_patterns_are(dtype: torch.dtype) -> None:
     assert 1 + form.exponent_bits + form.mantissa_bits == form.bits == 8 * form.bytes
 
 
-def test_fp32_has_too_many_patterns_and_its_ends_will_do() -> None:
+def test_the_ends_of_fp32_are_right() -> None:
     form = format_of(torch.float32)
     after = torch.nextafter(torch.tensor([0.0, 1.0]), torch.tensor(2.0))
     assert [form.smallest_subnormal, 1 + form.spacing_at_1] == after.tolist()

@@ -149,7 +149,7 @@ def test_waiting_less_is_faster_and_staler(turns: bool) -> None:
     assert bound_gain > 1.3 if turns else bound_gain < 1.05
 
 
-def test_somebody_is_late_in_each_step() -> None:
+def test_one_worker_is_late_in_each_step() -> None:
     turns = step_seconds(5, 50, 1, 3, turns=True, seed=2)
     assert (turns == 4).sum(axis=0).tolist() == [1] * 50
     assert len(set(turns.argmax(axis=0).tolist())) > 1

@@ -14,7 +14,7 @@ def test_there_are_ten_questions_with_one_right_option_each() -> None:
         assert len(set(asked.options)) == len(asked.options) >= 3
 
 
-def test_what_is_not_known_is_what_to_read_in_the_order_of_the_course() -> None:
+def test_the_advice_lists_what_to_read_in_the_order_of_the_course() -> None:
     asked = preflight()
     assert asked.advice.startswith("Answer some")
     asked.answer(7, "activations")
@@ -28,7 +28,7 @@ def test_what_is_not_known_is_what_to_read_in_the_order_of_the_course() -> None:
     assert sum("question 2:" in line for line in lines_of) == 1
 
 
-def test_all_right_sends_nobody_back() -> None:
+def test_all_answers_right_gives_nothing_to_read() -> None:
     asked = preflight()
     for number, one in enumerate(QUESTIONS, 1):
         asked.answer(number, one.right)

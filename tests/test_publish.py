@@ -161,7 +161,7 @@ def test_the_repository_is_never_written_to(inside: str) -> None:
 
 
 @pytest.mark.usefixtures("new")
-def test_not_in_a_course_one_has_to_be_named() -> None:
+def test_outside_of_a_course_a_course_must_be_named() -> None:
     with pytest.raises(DtlabError, match="--course FOLDER"):
         release(None)
 
@@ -213,7 +213,7 @@ def test_by_force_the_notebooks_are_replaced_and_other_files_stay(folder: Path) 
         assert [one.name for one in notebooks] == ["01_level_2"]
 
 
-def test_by_force_grades_stay_and_other_points_are_told(folder: Path) -> None:
+def test_by_force_grades_stay_and_changed_points_are_named(folder: Path) -> None:
     grade(folder, ring_all_reduce=7)
     said = release(folder, parts=RING, points=f"{RING}=30", force=True)
     assert said[-1] == "Points have changed. Grade these submissions again: ada."

@@ -128,7 +128,7 @@ def test_the_module_of_each_part_is_tried() -> None:
 
 
 @pytest.mark.slow
-def test_what_stays_finds_all_that_it_names() -> None:
+def test_functions_that_stay_find_all_names_that_they_use() -> None:
     """In a separate process, where the rest is hidden."""
     told = subprocess.run(
         [sys.executable, "-m", "tests.test_rank_needs"],
@@ -291,7 +291,9 @@ def test_a_graded_rank_gets_nothing_of_the_judges(bench: IsolatedBench) -> None:
         ("unit02.training", "OnDigits"),
     ],
 )
-def test_what_an_answer_would_like_raises(bench: IsolatedBench, module: str, path: str) -> None:
+def test_judges_raise_when_an_answer_calls_them(
+    bench: IsolatedBench, module: str, path: str
+) -> None:
     def call() -> str:
         import importlib
 

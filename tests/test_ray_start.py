@@ -210,7 +210,7 @@ print(ray.get(variable.options(runtime_env={"env_vars": {"AGENT": "has answered"
 
 
 @pytest.mark.proof
-def test_ray_starts_beside_four_busy_loops(script: Path, four_busy_loops: None) -> None:
+def test_ray_starts_while_four_loops_are_busy(script: Path, four_busy_loops: None) -> None:
     assert output(program(STARTS, script)) == "has answered\n"
 
 

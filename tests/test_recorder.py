@@ -205,7 +205,7 @@ def _doors(kind: str) -> tuple[Counter[str], int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ordinary", "asynchronous", "inference"])
-def test_an_ordinary_operation_takes_the_short_cut_and_is_recorded_once(kind: str) -> None:
+def test_an_ordinary_operation_is_recorded_once_by_its_method(kind: str) -> None:
     run = dtlab.launch(_doors, kind, world_size=2)
     assert run.trace is not None
     assert [run.trace.ops(rank) for rank in range(2)] == [ONE_OF_EACH] * 2

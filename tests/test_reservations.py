@@ -74,7 +74,7 @@ def test_cards_are_those_that_the_environment_names(
     assert " ".join(card.rpartition("-")[2] for card in cards) == found
 
 
-def test_parts_of_a_card_stand_for_the_whole(driver: Path) -> None:
+def test_parts_of_a_card_replace_it_in_the_list(driver: Path) -> None:
     driver.write_text(MIG)
     assert visible({}) == [f"MIG-{NODE}-a", f"MIG-{NODE}-b", f"GPU-{NODE}-1"]
     assert visible({"CUDA_VISIBLE_DEVICES": f"MIG-{NODE}-b"}) == [f"MIG-{NODE}-b"]
@@ -173,7 +173,7 @@ def others() -> Iterator[list[Other]]:
 
 
 @pytest.mark.slow
-def test_who_finds_no_card_waits_and_says_so(
+def test_a_notebook_without_a_free_card_waits_with_a_notice(
     driver: Path, others: list[Other], capsys: pytest.CaptureFixture[str]
 ) -> None:
     others.append(Other(3))
@@ -200,7 +200,7 @@ def test_a_notebook_that_is_killed_holds_nothing(driver: Path, others: list[Othe
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_many_small_wishes_do_not_outrun_a_large_one(driver: Path, others: list[Other]) -> None:
+def test_small_requests_do_not_overtake_a_large_one(driver: Path, others: list[Other]) -> None:
     others.append(Other(1))
     assert others[0].says().startswith("HAS")
     others.append(Other(4))

@@ -45,7 +45,7 @@ def test_a_session_forgets_what_it_counted_in_an_earlier_turn() -> None:
     assert [len(asked) for asked in run.resident] == [TIMES, TIMES]
 
 
-def test_elsewhere_than_in_a_rank_nothing_is_asked() -> None:
+def test_outside_of_a_rank_count_does_nothing() -> None:
     count()
 
 

@@ -47,7 +47,7 @@ def test_at_break_even_computing_takes_as_long_as_the_all_reduce(
     )
 
 
-def test_what_moves_the_break_even() -> None:
+def test_break_even_changes_with_link_bytes_and_ranks() -> None:
     usual = break_even_tokens(312e12, 25e9, 8)
     assert usual == 7280
     assert break_even_tokens(312e12, 50e9, 8) == usual / 2

@@ -155,7 +155,7 @@ class Calls(nn.Module):
         return self.fn(x)
 
 
-def test_modules_that_nobody_registered_have_a_name_where_they_are_called() -> None:
+def test_unregistered_modules_are_named_after_their_caller() -> None:
     inner = nn.GELU()
     saved = saved_bytes(nn.Sequential(Calls(lambda x: inner(x))), inputs())
     assert saved.by_module == {"0.GELU": X}

@@ -139,7 +139,7 @@ def test_settings_without_dtlab_are_refused(course: Path) -> None:
         course_directory(course)
 
 
-def test_settings_that_fail_are_told(course: Path) -> None:
+def test_settings_that_fail_are_reported(course: Path) -> None:
     (course / CONFIG).write_text("c = get_confi()\n")
     with pytest.raises(DtlabError, match="NameError.*get_confi") as caught:
         course_directory(course)

@@ -198,7 +198,7 @@ def broken(script: Path) -> Path:
     ],
     ids=["sum", "gradients", "software", "backend"],
 )
-def test_what_is_off_is_said_and_the_status_is_1(
+def test_a_defect_is_named_and_the_status_is_1(
     tmp_path: Path, broken: Path, defect: str, sentence: str
 ) -> None:
     (ended,) = run(tmp_path, [*ONE_NODE, str(broken), defect, str(SCRIPT)])
@@ -211,7 +211,7 @@ def test_what_is_off_is_said_and_the_status_is_1(
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_who_waits_too_long_says_where(tmp_path: Path, broken: Path) -> None:
+def test_a_rank_that_waits_too_long_names_its_line(tmp_path: Path, broken: Path) -> None:
     (ended,) = run(tmp_path, [*ONE_NODE, str(broken), "stuck", str(SCRIPT), "--limit", "3"])
     assert ended.status == 1
     assert f"rank 1 on {socket.gethostname()} still waits after 3 s:\n" in ended.stderr
@@ -238,7 +238,7 @@ def test_a_rank_for_each_card_goes_by_nccl(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_two_nodes_on_one_card_are_told_so(tmp_path: Path, port: int) -> None:
+def test_two_nodes_on_one_card_are_named(tmp_path: Path, port: int) -> None:
     commands = [[*on_node(node, port), "--nproc-per-node=1", str(SCRIPT)] for node in (0, 1)]
     first, second = run(tmp_path, *commands)
     assert first.status == second.status == 1, (first, second)
@@ -289,7 +289,7 @@ def test_the_slurm_job_starts_a_torchrun_on_each_node(tmp_path: Path, port: int)
     check_two_nodes(ended.stdout)
 
 
-def test_the_slurm_job_asks_for_one_task_a_node_and_a_port_of_its_own(tmp_path: Path) -> None:
+def test_the_slurm_job_requests_one_task_a_node_and_a_separate_port(tmp_path: Path) -> None:
     variables = with_slurm(tmp_path, SHOWS) | {"SLURM_GPUS_ON_NODE": "4"}
     (ended,) = run(tmp_path, ["bash", str(JOB), "--limit", "60"], **variables)
     assert ended.status == 0, ended
@@ -342,7 +342,7 @@ def test_ranks_on_one_card_are_named(nodes: ModuleType) -> None:
     assert sentence.startswith("One GPU is shared by ranks 0, 2: card 0.")
 
 
-def test_a_node_without_cards_beside_one_with_them_is_named(nodes: ModuleType) -> None:
+def test_a_node_without_cards_is_named_if_another_has_some(nodes: ModuleType) -> None:
     everyone = ranks(nodes, 0, 0, 1, 1)
     for one in everyone[2:]:
         one.backend, one.card = "cpu:gloo,cuda:gloo", "cpu"

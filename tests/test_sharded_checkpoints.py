@@ -172,7 +172,7 @@ def test_another_number_of_ranks_loads_bit_for_bit(
     ("kind", "others", "name"),
     [("pipeline", 1, "model.0.weight"), ("alone", 3, "model.weight"), ("zero1", 3, "optimizer")],
 )
-def test_what_cannot_be_told_apart_is_refused(
+def test_parameters_that_cannot_be_distinguished_are_refused(
     kind: str, others: int, name: str, tmp_path: Path
 ) -> None:
     def different(folder: str) -> None:
@@ -189,7 +189,7 @@ def test_what_cannot_be_told_apart_is_refused(
     assert name in str(e.value)
 
 
-def test_two_experts_of_one_name_come_back_as_they_were(tmp_path: Path) -> None:
+def test_two_experts_of_one_name_are_restored_unchanged(tmp_path: Path) -> None:
     """What torch.distributed.checkpoint loses: it keeps one of several tensors of one name."""
 
     def save_and_resume() -> list[float]:

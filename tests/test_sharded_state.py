@@ -100,7 +100,7 @@ def refusals_of_loading() -> list[str]:
     return said
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_a_state_that_does_not_fit_is_refused() -> None:
     shapes, lacks, none, unknown, strangers = on_ranks(
         refusals_of_loading, world_size=1
     ).values[0]

@@ -16,7 +16,7 @@ from dtlab.errors import DtlabError
 from tests.test_alike import RING, answers, compared, disguised, handed_in, notebook, solution
 
 
-def test_the_report_shows_both_and_accuses_nobody() -> None:
+def test_the_report_shows_both_answers_and_no_accusation() -> None:
     pairs = compared(RING, ada=solution(RING), ben=disguised(solution(RING)))
     lines = list(rendered("level-2", pairs, 40, 0.8, width=100))
     text = "\n".join(lines)
@@ -41,7 +41,7 @@ def test_a_ring_is_named_once() -> None:
     assert "Closest: n0 and n1" in heading
 
 
-def test_where_nothing_is_alike_it_says_so() -> None:
+def test_the_report_says_that_no_answers_are_alike() -> None:
     assert list(rendered("level-2", [], 40, 0.8)) == [
         "level-2: among 40 notebooks, no two answers are much alike (a score of 0.8 or more)."
     ]

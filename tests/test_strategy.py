@@ -133,7 +133,7 @@ def test_few_tokens_do_not_hide_the_traffic_of_stage_3() -> None:
 # ----------------------------------------------------------------------------- what is cheaper
 
 
-def test_what_each_measure_brings() -> None:
+def test_each_cheaper_measure_has_its_saving() -> None:
     found = choose(10e9, 80e9, 40e9, policy="fp32", microbatch_size=4, num_blocks=64)
     brings = {each.name: each.brings for each in found.cheaper}
     assert brings == pytest.approx({

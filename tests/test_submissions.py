@@ -85,14 +85,14 @@ def test_a_notebook_in_a_zip_archive_is_taken(tmp_path: Path) -> None:
     assert "work.zip/week-1/level-2.ipynb was used" in found.notes["level-2"][0]
 
 
-def test_the_file_with_the_very_name_comes_first(tmp_path: Path) -> None:
+def test_the_file_with_the_exact_name_is_preferred(tmp_path: Path) -> None:
     others = {"level_2.ipynb": b"", "old/level-2.ipynb": b""}
     found = files(tmp_path, **{"level-2.ipynb": TEXT}, **others)
     assert found.notebooks["level-2"] == TEXT
     assert found.notes["level-2"] == ()
 
 
-def test_what_may_be_either_is_named_and_not_taken(tmp_path: Path) -> None:
+def test_an_ambiguous_notebook_is_named_and_not_taken(tmp_path: Path) -> None:
     found = files(tmp_path, **{"a/Level-2.ipynb": TEXT, "b/Level-2.ipynb": TEXT, "x.ipynb": TEXT})
     assert found.notebooks == {"level-1": None, "level-2": None}
     (note,) = found.notes["level-2"]

@@ -701,5 +701,5 @@ def outside() -> str:
     return str(caught.value)
 
 
-def test_a_rank_outside_of_the_group_is_told() -> None:
+def test_a_rank_outside_of_the_group_is_refused() -> None:
     assert "ColumnParallelLinear: this rank" in on_ranks(outside, world_size=2).values[1]

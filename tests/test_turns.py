@@ -103,7 +103,7 @@ def test_a_turn_keeps_its_random_numbers_while_it_is_paused() -> None:
     assert _state() == before
 
 
-def test_a_turn_ends_with_an_exception_and_others_go_on() -> None:
+def test_an_exception_ends_a_turn_and_the_other_turns_continue() -> None:
     before = _state()
     with pytest.raises(ZeroDivisionError), own_turn(), turn_paused():
         _ = 1 / 0

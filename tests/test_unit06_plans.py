@@ -73,7 +73,7 @@ def test_a_plan_by_hand() -> None:
     assert model.cost(megatron(model)) == Cost(weights, 5, 3, sent)
 
 
-def test_what_comes_in_a_part_is_taken_as_a_part() -> None:
+def test_a_sharded_input_needs_a_layer_that_takes_shards() -> None:
     for first in KINDS:
         for second in KINDS:
             plan = {**WHOLE, "1.wide": first, "1.narrow": second}

@@ -84,7 +84,7 @@ def test_gpipe_may_go_backward_in_reverse(stages: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
-def test_what_one_schedule_lacks_of_the_other(stages: int) -> None:
+def test_each_schedule_loses_the_criteria_of_the_other(stages: int) -> None:
     count = stages + 3
     made = gpipe(stages, count), one_f_one_b(stages, count), naive(stages, count)
     lost = [

@@ -54,7 +54,7 @@ def test_seconds_are_those_of_the_library(learner: str) -> None:
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_what_is_exposed_is_what_buckets_expose(learner: str) -> None:
+def test_exposed_time_is_that_of_the_buckets(learner: str) -> None:
     """With a link of 1 byte per ms, and buckets whose bytes are their ms."""
     given, right = drawn("six_of_eight", learner)
     gradients = [Gradient(given["ready"], given["reduce"] / 2)] + [

@@ -100,7 +100,7 @@ def test_a_part_is_in_the_module_with_its_name() -> None:
 
 
 @pytest.mark.parametrize("unit", UNDER_WAY)
-def test_of_a_unit_under_way_there_is_what_is_said(unit: str) -> None:
+def test_a_unit_under_way_has_the_notebooks_that_are_listed(unit: str) -> None:
     levels = (path.stem for path in (ROOT / "solutions" / unit).glob("level-*.ipynb"))
     lesson = ["lesson"] if (ROOT / "notebooks" / f"{unit}.ipynb").exists() else []
     assert sorted([*lesson, *levels]) == sorted(UNDER_WAY[unit])

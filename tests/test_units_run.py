@@ -195,7 +195,7 @@ def leave_out_what_only_shows(notebook: NotebookNode) -> None:
 @alone_or_not
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_solution_earns_everything_whoever_hands_it_in(
+def test_the_solution_earns_everything_for_every_learner(
     name: str, run: Run, request: pytest.FixtureRequest
 ) -> None:
     alone = "alone" in request.node.name

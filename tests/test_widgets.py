@@ -359,7 +359,7 @@ def test_readers_without_widgets_get_the_figure() -> None:
 
 @pytest.mark.proof
 @pytest.mark.slow
-def test_without_a_front_end_the_figure_is_shown_and_the_notebook_goes_on() -> None:
+def test_without_a_front_end_the_figure_is_shown_and_the_notebook_continues() -> None:
     cells = ["from dtlab.show import step_ring, explore_crossover\nstep_ring(4)",
              "explore_crossover()"]  # fmt: skip
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code) for code in cells])

@@ -75,7 +75,7 @@ def notebook(lab: str, request: pytest.FixtureRequest) -> Iterator[Notebook]:
 
 
 @pytest.mark.proof
-def test_a_newcomer_is_asked_nothing(lab: str) -> None:
+def test_a_new_user_sees_no_dialog(lab: str) -> None:
     with chromium() as browser:
         page = browser.new_page()
         errors: list[str] = []
@@ -127,7 +127,7 @@ def test_a_lesson_runs_from_top_to_bottom(notebook: Notebook) -> None:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("notebook", [LESSON], indirect=True)
-def test_a_lesson_runs_beside_another_notebook(notebook: Notebook, lab: str) -> None:
+def test_a_lesson_runs_in_parallel_with_another_notebook(notebook: Notebook, lab: str) -> None:
     browser = notebook.page.context.browser
     assert browser is not None
     exercise = Notebook(browser.new_page(), lab, EXERCISE)
