@@ -32,7 +32,7 @@ def plain(fn: Call, *args: Any, **kwargs: Any) -> Any:
     return fn(*args, **kwargs)
 
 
-# What a checkpoint has to get right ---------------------------------------------------
+# What a checkpoint must get right --------------------------------------------------------
 
 
 class Net(nn.Module):
@@ -318,7 +318,7 @@ def test_nothing_stays_after_backward_and_blanks_are_emptied_as_they_are_used() 
             x.register_hook(lambda _: alive.append(sum(each() is not None for each in made)))
         return x
 
-    gc.disable()  # what is let go is let go at once, not at the next collection
+    gc.disable()  # tensors must be freed by their reference counts
     try:
         x = batch(100)
         inputs = weakref.ref(x.untyped_storage())

@@ -59,7 +59,7 @@ def solution(part: Part) -> str:
 
 
 def handed_in(part: Part, source: str, *own_cells: str) -> NotebookNode:
-    """The released notebook with an answer, and cells of one's own above it."""
+    """The released notebook with an answer, and the learner's own cells above it."""
     made = deepcopy(notebook("exercises", part))
     answer = cell(made, part.answer_id)
     answer.source = source
@@ -142,7 +142,7 @@ def longer(source: str, number: int, seed: int = 3) -> str:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-# What has to be found --------------------------------------------------------------------------
+# What must be found ----------------------------------------------------------------------------
 
 
 @part_by_name

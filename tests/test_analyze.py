@@ -359,7 +359,7 @@ def test_input_that_is_loaded_during_compute_is_no_cause() -> None:
 
 
 def test_a_wait_in_cpp_inside_a_span_is_communication() -> None:
-    """DDP's backward waits in C++ for its buckets: `blocked` is empty, and the span goes on."""
+    """DDP's backward waits in C++ for its buckets: `blocked` is empty, and the span continues."""
     events = []
     for step in range(4):
         for rank in range(2):

@@ -469,7 +469,7 @@ def test_a_misspelt_name_is_reported_at_its_question_and_loses_no_other() -> Non
     assert [one.status for one in report.criteria] == ["ok", "lost", "ok"]
     words = "unknown answer 'Avrage': did you mean 'average'?"
     assert report.criteria[1].message == f"average: {words}"
-    for handed_out in (None, ...):  # the blank still stands beside it
+    for handed_out in (None, ...):  # the blank is still in the dict
         assert words in str(dtlab.check("01/averages", {**misspelt, "average": handed_out},
                                         learner="ada"))  # fmt: skip
 

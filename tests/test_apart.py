@@ -1,4 +1,4 @@
-"""Tests of a rank's forks, which can be killed while the rank goes on."""
+"""Tests of a rank's forks, which can be killed while the rank continues."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def test_all_of_them_are_measured_and_right(ranks: int, warm: None) -> None:
 
 
 def nothing(*_: Any) -> None:
-    """What somebody hands in who has not begun."""
+    """The answer of a learner who has not begun."""
 
 
 def shifted(output: Tensor, input: Tensor) -> None:

@@ -106,7 +106,7 @@ def test_none_where_the_system_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_counting_costs_little_more_than_finding_the_sockets() -> None:
     """Eight ranks, all connected, are 56 connections; both ends of them are here.
 
-    The peer looks at each open file of this process, which every way to count has to do.
+    The peer looks at each open file of this process, which every way to count must do.
     """
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         address = listener.getsockname()
@@ -127,11 +127,11 @@ def test_counting_costs_little_more_than_finding_the_sockets() -> None:
     assert min(counting) < 15 * min(looking)  # connections of others that just ended cost time too
 
 
-# On a network of one's own -----------------------------------------------------------------------
+# On a separate network --------------------------------------------------------------------------
 
 
 def alone(what: Callable[[], object]) -> object:
-    """What comes of it in a process that has a network to itself."""
+    """The result of `what` in a process that has a network namespace to itself."""
 
     def run(there: Any) -> None:
         kernel.unshare(kernel.NEW_NETWORK)
@@ -187,7 +187,7 @@ def test_the_last_count_of_a_closed_socket_is_heard() -> None:
             time.sleep(0.01)
         return sorted(ends)
 
-    assert alone(what) == [0, 0, 12_345]  # who listened, who received, who sent
+    assert alone(what) == [0, 0, 12_345]  # of the listener, the receiver and the sender
 
 
 def test_what_was_sent_before_a_socket_closed_counts() -> None:
@@ -202,7 +202,7 @@ def test_what_was_sent_before_a_socket_closed_counts() -> None:
             client.close()
             server.close()
             seen = traffic.total([os.getpid()]), traffic.hidden
-            _exchange(50_000)  # of which nobody takes a sample
+            _exchange(50_000)  # of which no sample is taken
             traffic.total([os.getpid()])
             return *seen, traffic.hidden
 

@@ -46,7 +46,7 @@ class People:
         environment = {
             **os.environ,
             "JUPYTER_CONFIG_DIR": str(self.home),
-            "JUPYTER_DATA_DIR": str(self.folder / "data" / who),  # what one has handed in
+            "JUPYTER_DATA_DIR": str(self.folder / "data" / who),  # nbgrader's list of submissions
             "PATH": os.pathsep.join([str(BIN), os.environ["PATH"]]),
         }
         done = subprocess.run(
@@ -57,7 +57,7 @@ class People:
         return done.stdout + done.stderr
 
     def submit(self, student: str) -> None:
-        """Hands in; nbgrader takes the user of this machine, who here stands for two."""
+        """Hands in as `student`; nbgrader itself takes the user of this machine as the student."""
         self.run(student, "nbgrader", "submit", NAME)
         inbound = self.folder / "exchange" / COURSE / "inbound"
         (own,) = (path for path in inbound.iterdir() if path.name.split("+")[0] not in STUDENTS)

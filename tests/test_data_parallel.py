@@ -99,7 +99,7 @@ Record = list[dict[str, Tensor]]
 def train(
     model: nn.Module, name: str, ranks: int, share: bool, inner: nn.Module | None = None
 ) -> Record:
-    """Gradients of each step, and at last the parameters and buffers."""
+    """Gradients of each step, and the parameters and buffers after the last one."""
     own = inner or model
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.9)
     seen: Record = []
@@ -180,7 +180,7 @@ def test_equals_pytorchs_own(name: str, wrap: str, ranks: int) -> None:
 
 
 class Branches(nn.Module):
-    """Ranks with an odd number take the left branch; nobody takes the third."""
+    """Ranks with an odd number take the left branch; no rank takes the third."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ def test_a_parameter_that_a_rank_does_not_use_counts_as_zero_there() -> None:
 
 
 def accumulate(wrap: Callable[[nn.Module], Any], fails: bool) -> tuple[list[Tensor], int]:
-    """Three small batches, of which only the last one travels."""
+    """Three small batches, of which only the last one communicates."""
     torch.manual_seed(1)
     inner = mlp()
     model = wrap(inner)
@@ -538,7 +538,7 @@ def test_unsupported_modules_are_refused(wrap: Callable[[], object], says: str) 
 
 
 def in_a_group() -> list[Tensor]:
-    """Ranks 1 and 3 share a batch of their own."""
+    """Ranks 1 and 3 are a group and share a batch."""
     group = dist.new_group([1, 3])
     if dist.get_rank() not in (1, 3):
         return []

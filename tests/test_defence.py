@@ -223,7 +223,7 @@ def test_the_instructors_points_stay_and_untouched_ones_are_none(group: Defender
     group.says("ada", "\n\nStage 1 keeps 93.6 GB whole, stage 2 46.8.")
     assert group.grade()["ada"].by_hand == ("defence",)
     assert group.total("ada") == 4
-    assert group.grades("ada")["defence"]["needs_manual_grade"]  # somebody should look again
+    assert group.grades("ada")["defence"]["needs_manual_grade"]  # an instructor should look again
 
 
 @pytest.mark.proof

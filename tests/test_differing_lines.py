@@ -150,7 +150,7 @@ def test_it_is_silent_where_the_result_is_right() -> None:
         run = dtlab.launch(honest_branches, world_size=4)
     assert not said.getvalue()
     assert run.trace is not None
-    found = run.trace.differing_lines()  # who looks finds the branches, without a suspicion
+    found = run.trace.differing_lines()  # a direct call lists the branches without a suspicion
     assert [(each.operation, each.times, each.swapped) for each in found] == [
         ("broadcast", 1, False),
         ("all_reduce", 1, False),

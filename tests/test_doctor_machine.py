@@ -78,7 +78,7 @@ def test_less_than_two_cpus_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shared_memory_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "SHARED", Path("/proc"))  # takes no file of anybody
+    monkeypatch.setattr(machine, "SHARED", Path("/proc"))  # accepts no file
     told = only(machine.shared(Visit()))
     assert (told.status, told.value["writable"]) == ("wrong", False)
     assert told.repair.startswith("sudo mount -o remount,rw")

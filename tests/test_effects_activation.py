@@ -62,7 +62,7 @@ def test_a_checkpoint_per_layer_saves_bytes_and_costs_a_forward_but_for_the_last
     model = checkpoint_every(layers, 1)
     assert saved_bytes(model, x).total < 0.4 * saved_bytes(layers, x).total
     assert peak_bytes(model, x) < 0.6 * peak_bytes(layers, x)
-    # A step is three forwards' worth; three of four layers run forward once more.
+    # A step is three forwards' worth; three of four layers run forward again.
     assert operations(model, x) / operations(layers, x) == pytest.approx(1 + 3 / 4 / 3)
 
 

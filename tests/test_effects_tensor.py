@@ -114,7 +114,7 @@ def apart(mine: Tensor) -> float:
 
 
 def trained(seed: int, with_f: bool, steps: int = 5) -> float:
-    """How far apart the ranks' copies of a whole layer are that stands before a shared MLP."""
+    """How far apart the ranks' copies of a replicated layer in front of a sharded MLP are."""
     torch.manual_seed(seed)
     enter, mlp = nn.Linear(8, 16), ParallelMLP(16)
     column, gelu, row = cast(tuple[ColumnParallelLinear, nn.GELU, RowParallelLinear], tuple(mlp))

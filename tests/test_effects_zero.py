@@ -1,6 +1,6 @@
-"""What the lesson on ZeRO claims, by its sign: who holds what and when, what travels, what breaks.
+"""What the lesson on ZeRO claims, by its sign: what ranks hold and send, and what breaks.
 
-What is random is looked at over five seeds, in one launch; bytes are counted, and need one run.
+Random effects are measured over five seeds, in one launch; bytes are counted and need one run.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def wrapped(stage: int, module: nn.Module) -> tuple[Any, Any]:
     return at_stage(stage, module, Adam, lr=3e-3)
 
 
-# Who holds what ------------------------------------------------------------------------------
+# What each rank holds ------------------------------------------------------------------------
 
 
 def held(stage: int) -> tuple[list[tuple[str, dict[str, int]]], float]:

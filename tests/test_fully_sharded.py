@@ -334,7 +334,7 @@ def calls() -> list[str]:
 
 @pytest.mark.slow
 def test_the_next_block_is_gathered_while_one_computes() -> None:
-    """As drawn at the top of the module: the gather of a block stands before its compute."""
+    """As drawn at the top of the module: the gather of a block is before its compute."""
     for log in on_ranks(calls, world_size=2).values:
         assert log == [
             "gather root", "gather 0", "compute root", "gather 1", "compute 0",
@@ -548,7 +548,7 @@ def test_parameter_groups_by_shape_and_by_name() -> None:
 
 
 class Branches(nn.Module):
-    """Ranks with an odd number use the left gain, others the right one; nobody uses the third."""
+    """Ranks with an odd number use the left gain, others the right one; no rank uses the third."""
 
     def __init__(self) -> None:
         super().__init__()

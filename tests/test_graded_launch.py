@@ -99,7 +99,7 @@ def _records(**changed: Any) -> bytes:
 
 
 def _deep(layers: int, inside: bytes) -> bytes:
-    """A tuple in a tuple in a tuple, each of which holds all that is inside once more."""
+    """A tuple in a tuple in a tuple, each of which holds all that is inside again."""
     value: Any = inside
     for _ in range(layers):
         value = msgpack.ExtType(3, _packed([value]))

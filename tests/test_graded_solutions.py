@@ -79,7 +79,7 @@ def graded(course: Path, unit: str, number: int, parts: str | None = None) -> li
 
 
 def lost(outcomes: list[Outcome]) -> list[tuple[str, ...]]:
-    """The criteria that somebody has lost."""
+    """The criteria that students have lost."""
     return [
         (outcome.student, part.part, f"seed {part.seed}", criterion.name, criterion.message)
         for outcome in outcomes

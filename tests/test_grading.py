@@ -97,11 +97,11 @@ def test_code_in_a_message_cannot_bring_tags_along() -> None:
 
 def test_a_grid_in_a_message_keeps_its_columns() -> None:
     grid = "        0   1   2\nrank 0 0F0     0B0\nrank 1 1F0 1B0 1F1"
-    message = f"nobody can go on:\n{grid}\nWho waits for `1F0`?"
+    message = f"no rank can continue:\n{grid}\nWho waits for `1F0`?"
     table = Report("part", (Criterion("runs", 1, 0, "lost", message),))._repr_html_()
     (shown,) = re.findall(r"<code[^>]*white-space:pre;[^>]*>(.*?)</code>", table, re.DOTALL)
     assert shown == grid
-    assert "nobody can go on:<code" in table
+    assert "no rank can continue:<code" in table
     assert "</code>Who waits for <code" in table
 
 
@@ -187,7 +187,7 @@ def test_parts_and_their_graded_cells_agree() -> None:
         cell = cells.pop((part.unit, part.grade_id))
         assert cell["metadata"]["nbgrader"]["points"] == part.points
         assert part.by_hand or "".join(cell["source"]) == part.call
-    assert not cells, "graded cells that no part stands for"
+    assert not cells, "graded cells without a part"
 
 
 @pytest.mark.slow
@@ -586,7 +586,7 @@ def test_a_crash_names_size_message_and_line() -> None:
 def test_a_wrong_call_of_the_check_names_the_cell_of_the_definition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The rank knows only the file; the notebook knows the cell."""
+    """In the rank only the file is known; in the notebook, its cell."""
     monkeypatch.setattr("dtlab.ranks.watch.locate._cell_numbers", lambda: {"/tmp/k/12.py": 3})
     for file, where in (("/tmp/k/12.py", "cell 3"), ("/tmp/k/a.py", "/tmp/k/a.py")):
         note = f"TypeError: no\n(the answer is defined in {file}, line 2:   def f(x):)"

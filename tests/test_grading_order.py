@@ -36,7 +36,7 @@ def ends(number: int, tasks: int, step: float = 0.02, pause: float = 0.0) -> lis
             time.sleep(step)
             with lock:
                 made += 1
-            if pause:  # a slow cell: others go on meanwhile
+            if pause:  # a slow cell: other tasks continue meanwhile
                 turns.release()
                 time.sleep(pause)
                 turns.acquire(task)

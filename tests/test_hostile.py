@@ -1,7 +1,7 @@
 """No submission gets what it did not earn, loses what it did, reads a secret or stays behind.
 
 `make test` has a sample of the catalogue; `python -m tests.hostile` judges all of it and prints a
-table. The first tests here are of the eyes with which the others look.
+table. The first tests check the checks that the others use.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_attacks_find_what_they_reach_for() -> None:
     assert "missing: []" in f"{report_on(part, reduce_scatter)}"
 
 
-# The eyes ---------------------------------------------------------------------------------------
+# The checks themselves --------------------------------------------------------------------------
 
 
 @pytest.mark.proof
@@ -131,7 +131,7 @@ def test_a_process_that_is_left_is_noticed() -> None:
 def test_a_file_that_is_left_is_noticed() -> None:
     before = Outside.now()
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
-        assert not left_behind(before)  # somebody else's
+        assert not left_behind(before)  # of another user
         os.chown(file.name, first_user(0) + 257, -1)
         assert left_behind(before) == [f"files: {file.name}"]
 

@@ -52,7 +52,7 @@ def test_the_same_script_under_torchrun(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--local-addr=127.0.0.1", "--nproc-per-node=2", "script.py", str(tmp_path)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    environment["TMPDIR"] = str(tmp_path)  # torchrun leaves a folder of its own
+    environment["TMPDIR"] = str(tmp_path)  # torchrun leaves a folder there
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )

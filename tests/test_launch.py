@@ -26,7 +26,7 @@ from dtlab.ranks.launch.client import SERVER
 
 
 def run_script(script: Path, text: str, **kwargs: object) -> subprocess.CompletedProcess[str]:
-    """Run `text` as a script of its own, as a user would."""
+    """Run `text` as a separate script, as a user would."""
     script.write_text(textwrap.dedent(text))
     return subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=60, **kwargs

@@ -29,7 +29,7 @@ def test_a_chain_operator_by_operator() -> None:
     live = live_bytes(tanhs(3), inputs())
     assert list(dict.fromkeys(live.forward)) == [X, 2 * X, 3 * X]
     # A loss, and its gradient, which a view spreads. Then each layer's gradient beside the one
-    # before it, while outputs are let go, from the last to the first.
+    # before it, while outputs are freed, from the last to the first.
     ends = 2 * SCALAR
     assert list(dict.fromkeys(live.backward)) == [
         3 * X + SCALAR, 3 * X + ends, 4 * X + ends, 2 * X + ends,

@@ -51,7 +51,7 @@ def _values(model: nn.Module) -> list[Tensor]:
 
 
 def _local(steps: int, momentum: float = 0.0, until: int = 0) -> tuple[list[list[Tensor]], str]:
-    """Every rank begins with a model of its own: the first one's is to count."""
+    """Every rank begins with a different model, and the first rank's must be used."""
     model = _model(seed=dist.get_rank())
     local = LocalSGD(model, steps, every_step_until=until)
     optimizer, after, when = _sgd(model, momentum), [], ""

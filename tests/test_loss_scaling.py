@@ -76,7 +76,7 @@ class Training:
         self.scaler.update(scale)
 
     def reload(self) -> None:
-        """Go on from the state of the other one: they are to be the same."""
+        """Continue from the state of the other one, which must give the same results."""
 
     def seen(self) -> str:
         """Everything that a scaler changes, to the last bit; as text, where NaN is NaN."""
@@ -241,7 +241,7 @@ def test_several_losses_and_what_step_returns() -> None:
     losses = [parameter.sum(), (parameter**2).sum()]
     assert [each.item() for each in scaler.scale(losses)] == [8, 8]
     assert isinstance(scaler.scale(tuple(losses)), tuple)
-    # A loss in fp16 of 3 times 65536 is no number of fp16: PyTorch goes on in fp32, and so do we.
+    # A loss in fp16 of 3 times 65536 is no number of fp16: PyTorch then uses fp32, and so do we.
     assert DynamicLossScaler().scale(torch.tensor(3.0).half()).item() == 3 * 65536
 
     class Answers(torch.optim.SGD):
@@ -461,10 +461,10 @@ def test_shards_skip_together_with_a_group_and_part_without() -> None:
 
 @pytest.mark.slow
 def test_a_rank_without_gradients_and_one_with_fp16_ones() -> None:
-    """The first takes part all the same; of the second everybody hears."""
+    """The first takes part in the all-reduce; the second raises an error on every rank."""
 
     def ranks() -> tuple[float, str]:
-        pair = dist.new_group([1, 2])  # the group is asked, not all ranks
+        pair = dist.new_group([1, 2])  # the all-reduce is in the group, not in the world
         if dist.get_rank() == 0:
             return 0.0, ""
         shard = Shard(DynamicLossScaler(8.0, group=pair))

@@ -37,7 +37,7 @@ def test_the_seed_is_all_there_is(make) -> None:  # type: ignore[no-untyped-def]
     assert not _equal(make(3), make(4))
     assert _equal(make(3), make(torch.Generator().manual_seed(3)))
     generator = torch.Generator().manual_seed(3)
-    assert not _equal(make(generator), make(generator))  # it goes on drawing
+    assert not _equal(make(generator), make(generator))  # it continues to draw
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(parameter.isfinite().all() for parameter in make(0).parameters())
     assert all(parameter.requires_grad for parameter in make(0).parameters())

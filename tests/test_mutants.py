@@ -52,7 +52,7 @@ def made_by(name: str, source: str) -> list[str]:
         ("argument left out", "dist.get_rank(group)", ["dist.get_rank()"]),
         ("index shifted by one", "a[k]", ["a[k + 1]", "a[k - 1]"]),
         ("slice shifted by one", "a[i:]", ["a[i + 1:]", "a[i - 1:]"]),
-        ("no memory of its own", "torch.empty_like(a)", ["a"]),
+        ("no copy", "torch.empty_like(a)", ["a"]),
         ("rebinding for in place", "a.add_(b)", ["a = a.add(b)"]),
         ("rebinding for in place", "a.copy_(b)", ["a = b"]),
         ("condition negated", "if not a:\n    f()", ["if a:\n    f()"]),

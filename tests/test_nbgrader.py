@@ -1,4 +1,4 @@
-"""A course from release to feedback with nbgrader itself, in a folder of its own."""
+"""A course from release to feedback with nbgrader itself, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def filled(notebook: NotebookNode, source: str) -> NotebookNode:
 
 
 def solved(notebook: NotebookNode, level: str, learner: str = "") -> NotebookNode:
-    """The released notebook with the instructor's cells in its blanks, and an id of one's own."""
+    """The released notebook with the instructor's cells in its blanks, and the learner's id."""
     solution = nbformat.read(ROOT / "solutions" / UNIT / f"{level}.ipynb", as_version=4)
     for one in notebook.cells:
         if one.metadata.get("nbgrader", {}).get("solution"):

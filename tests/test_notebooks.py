@@ -171,7 +171,7 @@ def test_what_is_to_be_filled_in_is_a_solution_cell_without_a_part() -> None:
 
 def test_ids_that_jupyter_made_up_become_readable_and_stay() -> None:
     made_up = ["0a1b2c3d", "8b1c5b4e-6f0e-4b6e-9b1a-0123456789ab", "deadbeef"]
-    sources = ["## 3 All-reduce: everybody", "## 3 All-reduce: everybody", ""]
+    sources = ["## 3 All-reduce: all ranks", "## 3 All-reduce: all ranks", ""]
     cells = [
         new_markdown_cell(source, id=name) for name, source in zip(made_up, sources, strict=True)
     ]

@@ -165,7 +165,7 @@ def _equal_shares() -> Result:
 
 @pytest.mark.slow
 def test_sync_is_data_parallelism_bit_by_bit() -> None:
-    """Two gradients have only one sum, whoever adds them."""
+    """Two gradients have only one sum, whether a server or an all-reduce adds them."""
     ours = on_ranks(_equal_shares, world_size=3).values[1:]
     theirs = on_ranks(_data_parallel, world_size=2).values
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -410,7 +410,7 @@ def test_keys_of_several_dtypes_share_a_message() -> None:
 
 
 def _wide() -> nn.ParameterDict:
-    """Keys that travel alone between small ones that travel together."""
+    """Keys that are sent alone between small ones that are sent together."""
     rows = {"a": 3, "b": 300, "c": 5, "d": 301, "e": 302, "f": 2}
     return nn.ParameterDict({name: nn.Parameter(torch.zeros(n, 300)) for name, n in rows.items()})
 
@@ -478,7 +478,7 @@ def test_each_group_has_a_separate_server() -> None:
     assert on_ranks(_in_subgroup, world_size=4).values == [0, 1, 0, 1]
 
 
-# Who dies ------------------------------------------------------------------------------
+# Workers and servers that die ----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -587,6 +587,6 @@ def test_what_an_optimizer_raises_ends_the_server() -> None:
 @pytest.mark.proof
 @pytest.mark.slow
 def test_a_slow_worker_is_no_deadlock() -> None:
-    """Everybody else waits for longer than the watcher takes to call that a standstill."""
+    """All other ranks wait for longer than the watcher takes to report a deadlock."""
     run = on_ranks(_count, [2, 2], 1.5, "sync", world_size=3)
     assert run.values[0][0].updates == 2

@@ -1,4 +1,4 @@
-"""A cell that takes long lets others go on, and pays for its own seconds only."""
+"""A cell that takes long lets other cells run, and only its own seconds count."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def posted(schedules: Sequence[Schedule]) -> list[dict[int, list[str]]]:
 
 
 def test_both_ends_post_in_the_same_order() -> None:
-    """So that messages also meet where a backend knows no tags, and takes each in its turn."""
+    """Then messages also match on a backend that has no tags and takes them in order."""
     schedules = [*six(3, 4).values(), *(some_order(seed, 3) for seed in range(14))]
     values = on_ranks(posted, schedules, world_size=3, trace=False, timeout=60).values
     for number in range(len(schedules)):

@@ -1,4 +1,4 @@
-"""Plain data: what comes back is what was sent, and untrusted bytes run nothing."""
+"""Plain data is decoded as it was encoded, and untrusted bytes run no code."""
 
 from __future__ import annotations
 

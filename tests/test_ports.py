@@ -98,7 +98,7 @@ def test_a_collective_takes_its_ports_and_waits_for_its_groups_last() -> None:
     assert message(ports, 5, 0, 2, 400, 111, 111) == 111 + 9
     # All four: after the message to rank 2; 6 rounds of 1000 bytes over the slow link
     assert collective(ports, 6, "all_reduce", [0, 1, 2, 3], 112, 112, 112, 112) == 126 + 6 * 15
-    # Nothing goes into the root of a broadcast, but the group's all-reduce has to end first.
+    # Nothing goes into the root of a broadcast, but the group's all-reduce must end first.
     assert collective(ports, 7, "broadcast", [0, 1], 300, 300) == 305
     assert message(ports, 8, 1, 0, 4000, 300, 300) == 305
 

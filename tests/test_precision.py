@@ -92,7 +92,7 @@ def test_the_table_prints() -> None:
     assert [line for line in text if "computed from its bits" in line] == [text[2]]
     ends = ["decimal digits", "7.2", "3.3", "3.3", "2.4", "1.2", "0.9"]
     columns = {line.rindex(end) + len(end) for line, end in zip(text, ends, strict=True)}
-    assert len(columns) == 1  # they stand below each other
+    assert len(columns) == 1  # they are below each other
     table = formats()._repr_html_()
     assert table.count("<tr") == 7
     assert "<td" in table

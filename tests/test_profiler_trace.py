@@ -277,7 +277,7 @@ def nccl(age: str, rank: int, late: float = 0.0, ranks: str = "[0, 1]") -> dict[
         tid: int, name: str, begin: float, end: float, launched: float, **args: Any
     ) -> None:
         number = len(events)
-        thread = 99 if launched < 100 else 98  # autograd has a thread of its own
+        thread = 99 if launched < 100 else 98  # autograd has a separate thread
         add("cuda_runtime", "cudaLaunchKernel", thread, launched, launched + 1, correlation=number)
         about = {"stream": tid, "correlation": number, "device": rank}
         add("kernel", name, tid, begin, end, **about, **args)

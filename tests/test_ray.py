@@ -97,7 +97,7 @@ print("all the same")
 
 
 def program(code: str, path: Path) -> Marked:
-    """A script, with processes that are marked, in a process group of its own."""
+    """A script in a new process group, with processes that are marked."""
     path.write_text(code)
     return Marked(
         lambda env: subprocess.Popen(

@@ -19,7 +19,7 @@ STUDENTS = ("ada", "bob", "cyd")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three who handed in parts of two levels, of which one left out a part."""
+    """Three students who handed in parts of two levels, of whom one left out a part."""
     with pytest.MonkeyPatch.context() as patch:
         keep_path(patch)
         group = Class(tmp_path_factory.mktemp("made") / "course", "01/step,01/tree_broadcast")

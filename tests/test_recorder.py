@@ -1,4 +1,4 @@
-"""What really happens on ranks, and whether the trace says so.
+"""Traces of real ranks, compared with what the ranks did.
 
 Fresh ranks import this module, so what is slow to import is imported where it is used.
 """
@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import all_reduce  # by name, before anybody records
+from torch.distributed import all_reduce  # by name, before a recording starts
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -68,7 +68,7 @@ def _every_operation() -> None:
         dist.send(one, other, tag=3)
         dist.recv(one, other)
     else:
-        assert dist.recv(one, tag=3) == 0  # from anybody
+        assert dist.recv(one, tag=3) == 0  # from any source
         dist.send(one, other)
     for work in dist.batch_isend_irecv([
         dist.P2POp(dist.isend, one, other), dist.P2POp(dist.irecv, two[:4], other),
@@ -82,7 +82,7 @@ def test_every_operation_is_recorded_once_with_its_size_and_line() -> None:
     ones = ("all_reduce", "reduce", "broadcast", "gather", "scatter", "barrier")
     for rank in range(2):
         seen = trace.ops(rank)
-        # gloo's monitored_barrier is made of messages of its own, beside these
+        # gloo's monitored_barrier sends further messages
         assert {name: seen[name] for name in ones} == dict.fromkeys(ones, 1)
         twos = ("all_gather", "reduce_scatter", "all_to_all", "send", "recv")
         assert {name: seen[name] for name in twos} == dict.fromkeys(twos, 2)
@@ -141,7 +141,7 @@ def test_groups_and_peers_are_global_ranks() -> None:
     assert [trace.peers(rank) for rank in range(4)] == [set(), {3}, set(), {1}]
 
 
-# ---------------------------------------------------------------------------------- both doors
+# ---------------------------------------------------------------------- methods and dispatcher
 
 
 class _Seen(TorchDispatchMode):
@@ -158,7 +158,7 @@ class _Seen(TorchDispatchMode):
 
 
 def _one_of_each(tensor: torch.Tensor, async_op: bool = False) -> None:
-    """Everything that has a short cut: 7 operations, and one receive from anybody."""
+    """Every operation that the methods record: 7 of them, one a receive from any source."""
     rank, other = dist.get_rank(), 1 - dist.get_rank()
     with torch.no_grad():
         double = torch.cat([tensor, tensor])
@@ -185,7 +185,7 @@ ONE_OF_EACH = Counter(
 )
 
 
-def _doors(kind: str) -> tuple[Counter[str], int]:
+def _ways_taken(kind: str) -> tuple[Counter[str], int]:
     """Which of the recorder's functions ran, and how many operators a mode saw."""
     ran: Counter[str] = Counter()
 
@@ -206,7 +206,7 @@ def _doors(kind: str) -> tuple[Counter[str], int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ordinary", "asynchronous", "inference"])
 def test_an_ordinary_operation_is_recorded_once_by_its_method(kind: str) -> None:
-    run = dtlab.launch(_doors, kind, world_size=2)
+    run = dtlab.launch(_ways_taken, kind, world_size=2)
     assert run.trace is not None
     assert [run.trace.ops(rank) for rank in range(2)] == [ONE_OF_EACH] * 2
     for ran, _ in run.values:
@@ -224,7 +224,7 @@ def test_an_ordinary_operation_is_recorded_once_by_its_method(kind: str) -> None
 def test_under_modes_and_profilers_operations_pass_the_dispatcher(
     kind: str, kernels: int
 ) -> None:
-    run = dtlab.launch(_doors, kind, world_size=2)
+    run = dtlab.launch(_ways_taken, kind, world_size=2)
     assert run.trace is not None
     assert [run.trace.ops(rank) for rank in range(2)] == [ONE_OF_EACH] * 2
     for ran, by_mode in run.values:
@@ -471,7 +471,7 @@ def test_asynchronous_operations_run_from_issue_to_completion() -> None:
     trace = traced(_overlapped)
     mine = [event for event in trace.events if event.rank == 0]
     _, reduced, wait, sent, received, forgotten = mine
-    assert reduced.end < wait.start - 0.05  # its future told, long before anybody waited
+    assert reduced.end < wait.start - 0.05  # known by its future, long before the rank waits
     assert sum(end - start for start, end in reduced.extra["blocked"]) < 0.05
     assert sent.end - sent.start > 0.05  # a message: until the wait returned
     assert received.end < sent.end
@@ -697,7 +697,7 @@ def test_chrome_file_of_a_real_run(tmp_path: Path) -> None:
     assert sum(e["ph"] == "s" for e in entries) == 1
 
 
-# ------------------------------------------------------------------------- threads that go on
+# ------------------------------------------------------------------------- threads that continue
 
 
 def test_records_are_taken_while_another_thread_continues() -> None:

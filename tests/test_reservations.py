@@ -1,4 +1,4 @@
-"""Who shares a node's GPUs waits for its turn. The driver's list is made up, all else is real."""
+"""Notebooks that share a node's GPUs wait in turn. Only the driver's list is made up."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class Other:
         return self.line
 
     def end(self, number: signal.Signals | None = None) -> None:
-        """Let it go on, or end it."""
+        """Let the notebook finish, or end it by a signal."""
         if number is not None:
             self.process.send_signal(number)
         self.process.communicate("\n" if number is None else None, timeout=20)

@@ -1,4 +1,4 @@
-"""Nothing that a learner wrote acts in the browser of the person who reads it.
+"""No code that a learner wrote runs in the browser of the person who reads it.
 
 The notebooks of tests/hostile/pages.py are rendered as formgrader and `nbgrader generate_feedback`
 do it, and looked at in the parsed page. test_formgrader.py opens them in a real browser.

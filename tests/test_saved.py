@@ -35,7 +35,7 @@ BY_HAND: dict[str, tuple[nn.Module, int, int]] = {  # module, bytes of it, of pa
     "one after another": (
         nn.Sequential(nn.Linear(WIDTH, 3), nn.ReLU(), nn.Linear(3, 5), nn.Tanh()),
         X + 4 * N * (3 + 5),  # ReLU's output is what goes into the next: one storage
-        4 * (3 * 5),  # and the first weight is needed by nobody: see below
+        4 * (3 * 5),  # and no gradient needs the first weight: see below
     ),
 }
 

@@ -160,7 +160,7 @@ def test_schedules_need_neither_torch_nor_numpy() -> None:
 
 
 def changed(made: Schedule, rank: int, **actions: str) -> list[list[str]]:
-    """With other text in place of some actions of a rank; "" for none, several apart by blanks."""
+    """Replace some actions of a rank by text: "" for none, several separated by blanks."""
     rows = [[str(one) for one in row] for row in made]
     rows[rank] = [new for one in rows[rank] for new in actions.get(f"_{one}", one).split()]
     return rows
@@ -215,7 +215,7 @@ BROKEN = {
     "three ranks wait in a circle": (
         [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B0", "1B1"], ["2F0", "2F1", "2B0", "2B1"]],
         "wait", "rank 0 waits in 0B0 for 1B0"),
-    "backwards in an order that nobody can keep": (
+    "backwards in an impossible order": (
         [["0F0", "0F1", "0I1", "0I0", "0W0", "0W1"], ["1F0", "1I0", "1F1", "1I1", "1W0", "1W1"],
          ["2F1", "2F0", "2B0", "2B1"]], "wait",
         "rank 1 waits in 1I0 for 2B0, which rank 2 does later; rank 2 waits in 2F1 for 1F1"),
@@ -253,7 +253,7 @@ def test_all_faults_are_found_at_once() -> None:
 
 
 def can_run(rows: Schedule) -> bool:
-    """By trying: any rank does its next action as soon as it may, until nobody can."""
+    """By trial: each rank does its next action as soon as it can, until no rank can."""
     last, at, done = max(one.stage for row in rows for one in row), [0] * len(rows), set()
     moved = True
     while moved:

@@ -1,4 +1,4 @@
-"""What is sent to ranks tells them nothing of the hidden inputs of others, for every part."""
+"""For every part, the data sent to a rank reveals no hidden input of another rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The script that tells whether nodes work together: every way to start it, and where it fails.
 
-Two torchruns on loopback stand for two nodes; `srun` and `scontrol` are stood in for by scripts.
+Two torchruns on loopback stand for two nodes, and scripts replace `srun` and `scontrol`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Ended(NamedTuple):
 
 
 def run(folder: Path, *commands: list[str], **variables: str) -> list[Ended]:
-    """Run commands side by side; whatever happens, nothing of them lives on."""
+    """Run commands in parallel; whatever happens, no process of theirs survives."""
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    environment |= {"TMPDIR": str(folder), **variables}  # torchrun leaves a folder of its own
+    environment |= {"TMPDIR": str(folder), **variables}  # torchrun leaves a folder there
     with contextlib.ExitStack() as stack:
         started = []
         for number, command in enumerate(commands):
@@ -71,8 +71,9 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def port() -> Iterator[int]:
     """A port that is this test's until it ends, and on which a rendezvous may listen.
 
-    Bound and not listening, with SO_REUSEADDR: Linux gives it to nobody who asks for any port,
-    and lets those listen who ask for this one with SO_REUSEADDR, as PyTorch's TCPStore does.
+    It is bound with SO_REUSEADDR and does not listen. So Linux does not give it to a program that
+    wants any free port, and a program that binds it with SO_REUSEADDR, as PyTorch's TCPStore does,
+    may listen on it.
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,7 +148,7 @@ def test_two_torchruns_are_two_nodes(tmp_path: Path, port: int) -> None:
     first, second = run(tmp_path, *([*on_node(node, port), str(SCRIPT)] for node in (0, 1)))
     assert first.status == second.status == 0, (first, second)
     check_two_nodes(first.stdout)
-    assert second.stdout == ""  # rank 0 prints, and nobody else
+    assert second.stdout == ""  # only rank 0 prints
 
 
 # Where it is not ------------------------------------------------------------------------------
@@ -323,7 +324,7 @@ def nodes() -> Iterator[ModuleType]:
 
 
 def ranks(nodes: ModuleType, *where: int, **others: Any) -> list[Any]:
-    """One rank for each node named, all well, each with a card of its own."""
+    """One rank for each node that is named, all without faults, each with a different card."""
     same = {"host": "a", "backend": "cpu:gloo,cuda:nccl", "software": "S", "interface": ""}
     return [
         nodes.Rank(

@@ -148,7 +148,7 @@ def test_each_cheaper_measure_has_its_saving() -> None:
         "gradient accumulation", "activation checkpointing", "bf16", "LoRA", "offload",
         "a bigger GPU",
     ]  # fmt: skip
-    # 200 GB have to become 80
+    # 200 GB must become 80
     assert {each.name for each in found.cheaper if each.enough} == {"a bigger GPU"}
 
 
@@ -252,7 +252,7 @@ def test_a_choice_prints_its_strategy_and_reason() -> None:
         "  activation checkpointing: Save the input of each block only, and recompute the block "
         "in backward. It costs one more forward pass. Gain: up to 1.9 GB."
     )
-    known = choose(200e6, 80e9)  # nobody knows how long it takes
+    known = choose(200e6, 80e9)  # the hours are not known
     assert known.because.question.id == "replica"
     assert str(choose(5e9, 80e9 - 1).because).endswith(
         "80,000,000,000 bytes, is more than the budget of a GPU, 79,999,999,999 bytes"

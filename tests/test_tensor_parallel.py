@@ -268,7 +268,7 @@ def test_sequence_parallelism_gathers_and_scatters_as_in_the_paper() -> None:
     both = on_ranks(one_block, True, True, world_size=2).trace.ops(0)
     assert forward == {"all_gather": 2, "all_to_all": 2}  # an all-to-all scatters, on gloo
     backward = both - forward
-    # Two conjugates of each, two inputs that are gathered once more, and the norms' gradients.
+    # Two conjugates of each, two inputs that are gathered again, and the norms' gradients.
     assert backward == {"all_gather": 2 + 2, "all_to_all": 2, "all_reduce": 2}
 
 
@@ -398,7 +398,7 @@ def gpt() -> GPT:
 
 @cache
 def dense_training() -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Losses, norms before clipping, and parameters at last."""
+    """Losses, norms before clipping, and the parameters after the last step."""
     model, losses, norms = gpt(), [], []
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(STEPS):

@@ -732,7 +732,7 @@ def is_private(name: str) -> bool:
 
 @functools.cache
 def names_of_torch() -> frozenset[str]:
-    """The private attributes of torch's classes and modules that dtlab has to do with."""
+    """The private attributes of the classes and modules of torch that dtlab uses."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1)
     objects = [
         torch.Tensor, torch.UntypedStorage, torch.TypedStorage, torch.library.Library, torch,

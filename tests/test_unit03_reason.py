@@ -301,7 +301,7 @@ def test_batches_cost_the_steps_that_the_answers_say(learner: str) -> None:
     given, right = drawn("noise_scale", learner)
 
     def steps(batch: float) -> float:
-        """In steps of the small batch: the ratio by which one step lowers the loss less."""
+        """Steps with this batch: those with the small batch, times the ratio of their falls."""
         falls = (fall_of_the_loss(given, right, one) for one in (given["batches"][0], batch))
         return float(given["steps"] * next(falls) / next(falls))
 

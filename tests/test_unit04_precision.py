@@ -118,7 +118,7 @@ def test_the_run_in_fp16_becomes_nan_and_its_parameters_do_not(warm: None) -> No
     losses = torch.tensor([loss for loss, _ in seen.results[0].curve])
     begins = int(losses.isfinite().sum())
     assert 12 < begins < 32
-    assert losses[begins:].isnan().all()  # for ever
+    assert losses[begins:].isnan().all()  # in all later steps
     assert seen.results[0].after.isfinite().all()
     measured = fix.proof.measure(seen)
     assert measured["limit"] == 2.0 ** measured["skipped"] == 2048

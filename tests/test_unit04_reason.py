@@ -349,7 +349,7 @@ class Layer(torch.autograd.Function):
 
 
 def run_segments(layers: int, spacing: int, kept: int) -> tuple[int, int]:
-    """The most bytes that layers kept at a time, and how many ran forward once more."""
+    """The most bytes that layers kept at a time, and how many ran forward again."""
     Bytes.most = Layer.forwards = 0
 
     def segment(x: Tensor) -> Tensor:

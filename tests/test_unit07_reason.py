@@ -139,7 +139,7 @@ def test_the_closed_form_is_what_the_last_question_says_and_messages_make_the_di
 
 
 class Stage(_PipelineStageBase):
-    """As much of a stage as a schedule asks of it before it runs."""
+    """The attributes of a stage that a schedule reads before it runs."""
 
     def __init__(self, index: int, stages: int, ranks: int) -> None:
         self.stage_index, self.num_stages, self.group_size = index, stages, ranks
@@ -254,7 +254,7 @@ def test_claims_about_memory_hold() -> None:
 
 
 def cannot_run(grid: Orders) -> list[tuple[int, int]]:
-    """Cells whose action has run before, or one of whose inputs stands in no earlier step."""
+    """Cells whose action has run before, or one of whose inputs is in no earlier step."""
     stages = 1 + max(split(cell)[0] for row in grid for cell in row if cell)
     steps: dict[str, list[int]] = {}
     for row in grid:

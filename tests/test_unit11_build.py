@@ -80,7 +80,7 @@ def test_a_run_is_killed_with_half_of_its_file(tmp_path: Path) -> None:
     for operation in range(1, 5):
         folder = tmp_path / str(operation)
         folder.mkdir()
-        left = iter(range(operation - 1))  # operations that go on
+        left = iter(range(operation - 1))  # operations that succeed
         killed = False
         try:
             with Disk(str(folder), lambda _, left=left: next(left, None), die):

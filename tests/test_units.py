@@ -1,6 +1,6 @@
-"""Every unit is what a unit has to be: a lesson, three levels, exercises that give nothing away.
+"""Every unit has a lesson, three levels, and exercises that reveal no solution.
 
-Units are found by themselves: whatever is in notebooks/NN_name.ipynb or solutions/NN_name/.
+The units are those that have notebooks/NN_name.ipynb or solutions/NN_name/.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def test_notebooks_are_normalised(tmp_path: Path) -> None:
 
 
 def solution_lines(path: Path) -> set[str]:
-    """The lines of a source that no learner may read, in the form in which they stand there."""
+    """The lines of a source that no learner may read, as they are written there."""
     lines: set[str] = set()
     for cell in read(path).cells:
         for block in re.findall(r"BEGIN SOLUTION\n(.*?)### END SOLUTION", cell.source, re.DOTALL):

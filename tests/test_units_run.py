@@ -25,7 +25,7 @@ from tests.marks import proof
 from tests.test_units import LEVELS, PARTS, ROOT, UNITS, files_of, read, solution_of
 
 LESSON_GOAL = {"11": 120}  # seconds, 60 for all others; a test allows three times that
-LEARNERS = ("ada", "b.ö@example.org", "20241234")  # beside whom the notebook names, or nobody
+LEARNERS = ("ada", "b.ö@example.org", "20241234")  # besides the notebook's id, or none
 
 
 
@@ -218,6 +218,6 @@ def test_the_untouched_exercise_earns_nothing(
     if "shared" in request.node.name:
         for notebook in opened:
             leave_out_what_only_shows(notebook)
-    # Without an id, ranks would only run once more.
+    # Without an id, ranks would only run again.
     for notebook in opened if name.endswith("level-1.ipynb") else opened[-1:]:
         assert earned(run(notebook, errors=True)) == dict.fromkeys(points_of(name), 0)

@@ -1,4 +1,4 @@
-"""The versions of PyTorch and nbgrader stand in pyproject.toml; all other places agree with it."""
+"""pyproject.toml has the versions of PyTorch and nbgrader; all other places agree with it."""
 
 from __future__ import annotations
 

@@ -335,7 +335,7 @@ def test_a_replay_covers_what_has_not_happened_yet() -> None:
     shown.play.value = 25
     assert dial.value == pytest.approx(0.5)
     dial.field.value = "1 s"
-    assert (dial.value, shown.play.value) == (1, 50)  # playing goes on from there
+    assert (dial.value, shown.play.value) == (1, 50)  # playing continues from there
     shown.play.playing = True
     shown.play.value = 100
     assert (dial.value, shown.play.value, shown.play.playing) == (2, 0, False)  # and begins anew

@@ -45,7 +45,7 @@ ALL: dict[str, Callable[[], nn.Module]] = {**MODELS, "few": Few}
 
 
 def decayed(model: nn.Module) -> list[dict[str, Any]]:
-    """Weights with decay, and the others at a rate of their own."""
+    """Weights with decay, and the others at a different rate."""
     weights = [one for one in model.parameters() if one.ndim > 1]
     others = [one for one in model.parameters() if one.ndim <= 1]
     return [{"params": weights, "weight_decay": 0.3}, {"params": others, "lr": 0.02}]
@@ -498,7 +498,7 @@ def rounded(ranks: int, share: bool) -> Params:
 
 @pytest.mark.slow
 def test_master_weights_are_stepped_and_rounded() -> None:
-    """Bit by bit: gradients are divided in bfloat16, and rounded once more after their sum."""
+    """Bit by bit: gradients are divided in bfloat16, and rounded again after their sum."""
     wanted = rounded(2, share=False)
     for values in on_ranks(rounded, 2, True, world_size=2).values:
         assert all(map(torch.equal, values, wanted))
@@ -768,7 +768,7 @@ def test_a_shard_is_saved_and_loaded_with_its_master_weights(stage: int) -> None
 
 
 class Signs(torch.optim.Optimizer):
-    """A class of one's own that works element by element."""
+    """A user's class that works element by element."""
 
     def __init__(self, params: Any, lr: float = 0.1) -> None:
         super().__init__(params, {"lr": lr})

@@ -16,7 +16,7 @@ __all__ = ["MUTATORS", "Mutator"]
 
 @dataclass(frozen=True)
 class Mutator:
-    """One kind of mistake; exactly one of `on_node` and `on_block` is there."""
+    """One kind of mistake; exactly one of `on_node` and `on_block` is given."""
 
     name: str
     before: str
@@ -100,7 +100,7 @@ MUTATORS = (
         "blocking call", "dist.isend(a, b)", "dist.send(a, b)", nodes.another_function(_BLOCKING)
     ),
     Mutator(
-        "call that nobody waits for",
+        "call without a wait",
         "dist.recv(a, b)",
         "dist.irecv(a, b)",
         nodes.another_function(_UNFINISHED),
@@ -111,7 +111,7 @@ MUTATORS = (
     Mutator("always two ranks", "dist.get_world_size()", "2", nodes.assumed_size(2)),
     Mutator("always four ranks", "dist.get_world_size()", "4", nodes.assumed_size(4)),
     Mutator("wider dtype", "a.clone()", "a.clone().double()", nodes.wider),
-    Mutator("no memory of its own", "b = a.clone()", "b = a", nodes.no_copy),
+    Mutator("no copy", "b = a.clone()", "b = a", nodes.no_copy),
     # Names and indices
     Mutator("a neighbouring name", "f(left, right)", "f(left, left)", nodes.twins),
     Mutator("assigned crosswise", "left, right = a, b", "left, right = b, a", nodes.crosswise),

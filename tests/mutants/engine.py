@@ -29,10 +29,10 @@ class Mutant:
 
 
 def mutants(source: str, mutators: Iterable[Mutator] = MUTATORS) -> list[Mutant]:
-    """All distinct mutants of what stands between the solution's marks, or of all where are none.
+    """All distinct mutants of the text between the solution's marks, or of all if it has no marks.
 
-    Left out is what changes nothing, and what reads a name that nobody binds: no check is needed
-    to tell a NameError.
+    Left out are changes without an effect, and changes that read an unbound name, because any run
+    finds a NameError.
     """
     tree = ast.parse(source)
     original, inside = ast.unparse(tree), _marked_lines(source)
@@ -97,7 +97,7 @@ def _changed_nodes(
 def _changed_blocks(
     block: list[ast.stmt], mutator: Mutator, inside: set[int]
 ) -> Iterator[tuple[int, list[ast.stmt]]]:
-    """What a block may become; its docstring and what stands outside the marks stay."""
+    """What a block may become; its docstring and the text outside the marks stay."""
     first = next((i for i, one in enumerate(block) if one.lineno in inside), len(block))
     if first < len(block) and isinstance(getattr(block[first], "value", None), ast.Constant):
         first += isinstance(block[first], ast.Expr)

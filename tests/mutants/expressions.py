@@ -1,6 +1,6 @@
 """What mutators do to a node of the syntax tree: it becomes one of the nodes they yield.
 
-None changes what it is given. What each one is for stands in `catalogue.py`, beside a drawing.
+None changes what it is given. `catalogue.py` says what each one is for, with an example.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def calls(node: ast.AST, *names: str) -> bool:
 
 
 def called(node: ast.Call) -> str:
-    """The name of what is called, without what stands before the dot."""
+    """The name of the function that is called, without the text before the dot."""
     function = node.func
     return getattr(function, "attr", getattr(function, "id", ""))
 
@@ -147,7 +147,7 @@ def swapped_arguments(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def without_keyword(node: ast.AST) -> Iterator[ast.AST]:
-    """Only what may be left out: the call would fail without its other arguments."""
+    """Leave out only optional arguments: the call would fail without the others."""
     if isinstance(node, ast.Call):
         for word in node.keywords:
             if word.arg in ("group", "op", "async_op", "tag", "dim"):

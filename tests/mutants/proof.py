@@ -61,7 +61,7 @@ def fate_of(mutant: Mutant, losses: Sequence[str], equivalent: Mapping[str, str]
 
 @dataclass
 class Proof:
-    """What is to be checked for one part, and the results so far, by their place in `calls`.
+    """The calls that check one part, and the results so far, by their place in `calls`.
 
     `solution` is the source of the solution's cell, from which the mutants were made; None where
     answers are values.

@@ -1,4 +1,4 @@
-"""What mutators do to statements: from a block to the blocks that may stand in its place."""
+"""What mutators do to statements: from a block to the blocks that may replace it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Block = list[ast.stmt]
 def one_by_one(
     change: Callable[[ast.stmt], Iterable[Block]],
 ) -> Callable[[Block], Iterator[Block]]:
-    """A mutator of blocks from what may stand in the place of one statement."""
+    """A mutator of blocks, made from a function that replaces one statement."""
 
     def mutate(block: Block) -> Iterator[Block]:
         for index, statement in enumerate(block):
@@ -34,7 +34,7 @@ def without_statement(statement: ast.stmt) -> Iterator[Block]:
 
 
 def twice(statement: ast.stmt) -> Iterator[Block]:
-    """Not a copy, which may be made as often as one likes."""
+    """Not of a copy, because copying twice changes nothing."""
     copies = isinstance(statement, ast.Expr) and calls(statement.value, "copy_")
     if isinstance(statement, (ast.Expr, ast.AugAssign, ast.For)) and not copies:
         yield [statement, statement]
