@@ -433,7 +433,7 @@ def registering_function() -> Callable[[], bool]:
 def c10d() -> ModuleType:
     """Return the module that defines the functions of torch.distributed.
 
-    Its functions call each other by their names there, so whoever replaces a function in
+    Its functions call each other by their names there, so code that replaces a function in
     `torch.distributed` must replace it there too. It is not documented. Seen since 2.13.
     """
     import torch.distributed as dist

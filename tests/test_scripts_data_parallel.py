@@ -30,7 +30,7 @@ from dtlab.checks.programs.training import FixScript
 from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
 from dtlab.units.unit02.script_4 import Damaged, other_steps
-from dtlab.units.unit02.script_8 import OnCards, no_card_of_its_own
+from dtlab.units.unit02.script_8 import OnCards, wrong_cards
 from tests.staying import BENCH
 from tests.wrong_answers import answers_of
 
@@ -315,7 +315,7 @@ def test_a_step_that_only_one_rank_leaves_out_is_named() -> None:
 )
 def test_ranks_dealt_round_the_nodes_have_their_cards(cards: list[list[int]], piece: str) -> None:
     case = OnCards(0, 8, nodes=2, round=True)
-    said = no_card_of_its_own(case, [seen([[0]], cards=own) for own in cards], NO_TRACE)
+    said = wrong_cards(case, [seen([[0]], cards=own) for own in cards], NO_TRACE)
     assert piece in said
     assert bool(piece) == bool(said)
 

@@ -197,7 +197,7 @@ class _Clerk(Autograde):  # type: ignore[misc]
         return True
 
     def init_assignment(self, assignment_id: str, student_id: str) -> None:
-        """Adds student and submission to the gradebook; copies the files beside the notebooks."""
+        """Adds student and submission to the gradebook; copies the files next to the notebooks."""
         stored = (self._submission.folder / _TIME).is_file()
         naive = self._handed_at.replace(tzinfo=None) if self._handed_at else None
         # An unreadable time replaces that of an earlier submission, so that nothing is deducted.

@@ -63,11 +63,11 @@ def grade(
     for text in summary(graded, str(Path(folder.name, FOLDER, assignment)), _width()):
         _say(text)
     if grading.stopped:
-        raise DtlabError(_how_to_go_on(len(graded), len(submissions), again, parts))
+        raise DtlabError(_how_to_continue(len(graded), len(submissions), again, parts))
     return not any(outcome.trouble for outcome in graded)
 
 
-def _how_to_go_on(done: int, of: int, again: bool, parts: Sequence[str]) -> str:
+def _how_to_continue(done: int, of: int, again: bool, parts: Sequence[str]) -> str:
     named = [f"--{word}" for word, given in (("again", again), ("part", parts)) if given]
     without = f", without {' and '.join(named)}," if named else ""
     return (

@@ -111,7 +111,7 @@ class Table(ExportPlugin):  # type: ignore[misc]
             yield number(max(0.0, submission.score - (submission.late_submission_penalty or 0)))
 
     def identifier(self, text: str | None) -> str:
-        """Returns a student's identifier for a platform; warns if it had to be changed."""
+        """Returns a student's identifier for a platform; warns if it was changed."""
         safe = safe_text(text)
         if safe != (text or ""):
             self.log.warning(

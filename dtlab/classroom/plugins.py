@@ -82,8 +82,8 @@ class Execute(preprocessors.Execute):  # type: ignore[misc]
 def find_notebooks(converter: BaseConverter) -> None:
     """Replaces `init_notebooks` of nbgrader's converters, which skips ids such as "a[b]".
 
-    nbgrader takes the name of a folder for a pattern, finds nothing, and goes on: a student with
-    such an id would get no page of feedback.
+    nbgrader takes the name of a folder for a pattern and finds nothing, so a student with such
+    an id would get no page of feedback.
     """
     course, place = converter.coursedir, converter._format_source
     folders = {

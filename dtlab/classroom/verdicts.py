@@ -1,4 +1,4 @@
-"""Stores the verdict on each submission, criterion by criterion, beside the gradebook.
+"""Stores the verdict on each submission, criterion by criterion, next to the gradebook.
 
 verdicts/<assignment>/<student>.json     the student, a digest of the files, seeds, points, reasons
 

@@ -145,8 +145,8 @@ def _place(course: Course, found: Course, unit: str) -> Iterator[str]:
         )
 
 
-# Settings for a learner's JupyterLab: it does not ask whether to fetch news of Jupyter, and has
-# no panel Create Assignment. An instructor's `jupyter lab` is not changed.
+# Settings for a learner's JupyterLab: it has no dialog on news of Jupyter, and no panel Create
+# Assignment. An instructor's `jupyter lab` is not changed.
 _JUPYTER_SETTINGS = Path(__file__).parent
 
 
@@ -164,7 +164,7 @@ def _lab(options: argparse.Namespace) -> None:
         pass
     lesson = course.in_use(next(course.handed_out(unit), Path("notebooks") / f"{unit}.ipynb"))
     environment = dict(os.environ)
-    # Terminals in JupyterLab shall find this dtlab. A login shell might set another PATH.
+    # Terminals in JupyterLab must find this dtlab, but a login shell might set another PATH.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     paths = [str(_JUPYTER_SETTINGS), os.environ.get("JUPYTER_CONFIG_PATH", "")]
     environment["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, paths))

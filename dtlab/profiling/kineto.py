@@ -12,7 +12,7 @@ What such a file has, and where this was looked up:
   `record_param_comms` on the CPU to the NCCL kernel; files before March 2024 have them on neither
   or only on the first. "correlation" leads from a kernel to the call that launched it.
 - Traces of each age: `tests/data` of facebookresearch/HolisticTraceAnalysis.
-- gloo writes an annotation `gloo:all_reduce` on a thread of its own, without a group. The call
+- gloo writes an annotation `gloo:all_reduce` on a separate thread, without a group. The call
   `c10d::allreduce_` on the calling thread says when the rank arrived.
 """
 

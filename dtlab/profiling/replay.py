@@ -346,7 +346,7 @@ def replay(
     sleepers: dict[int, list[int]] = {}
     ready = deque(range(len(ranks)))
     while ready or sleepers:
-        if not ready:  # the events contradict each other: go on without what is missing
+        if not ready:  # the events contradict each other: ignore the missing ones
             row, waiting = sleepers.popitem()
             arrived[row] = min(clock[rank] for rank in waiting)
             ready.extend(waiting)

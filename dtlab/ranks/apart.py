@@ -1,10 +1,10 @@
-"""Runs a function in a fork of a rank, so that it can be killed and the rank goes on.
+"""Runs a function in a fork of a rank, which can be killed while the rank continues.
 
     rank     apart(run) ── fork ──> child    run() ... killed, or to its end
       waits, returns True or False <───┘     what run raises is raised in the rank
 
 A check uses this for runs that are killed and started again: nothing but files survives a kill,
-and the killed code can neither catch it nor tidy up after it.
+and the killed code can neither catch the kill nor clean up after it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A rank asks the process that has launched it, in the middle of its function.
+"""Messages from a rank to the process that has launched it, in the middle of a function.
 
     launching process                       rank
     with answering(reply): launch(f)        f:  answer = ask(message)
          reply(rank, message)   <── plain data ──┘  ▲
                                  ── plain data ─────┘
 
-A check uses this for what an answer must not know before its time, or must not be able to change:
-the judge keeps it in its own process, and the rank gets one piece at a time.
+A check uses this for data that an answer must not see too early, or must not be able to change:
+the judge keeps the data in its own process, and the rank gets one piece at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def current_reply() -> Reply | None:
 
 
 def answered(reply: Reply | None, rank: int, message: Any) -> bytes:
-    """Calls `reply` for a message of a rank, and encodes what the rank's `ask` is to do."""
+    """Calls `reply` for a message of a rank, and encodes what the rank's `ask` must do."""
     if reply is None:
         return encode(["nobody answers: this launch is not inside `answering`.", None])
     try:
@@ -129,7 +129,7 @@ _LINE = _Line()
 
 
 def connect(channel: socket.socket, sending: AbstractContextManager[Any]) -> None:
-    """Lets this rank ask over `channel`; `sending` is held while a frame is sent."""
+    """Makes `ask` in this rank use `channel`; `sending` is held while a frame is sent."""
     _LINE.channel, _LINE.sending = channel, sending
 
 

@@ -109,7 +109,7 @@ class Spec:
     inputs: bool = False  # whether each rank receives a different last argument
     graded: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
     stays: bool = False  # ranks of a session, which receive their calls later
-    seed_by_rank: bool = False  # whether each rank has a seed of its own, made from `seed`
+    seed_by_rank: bool = False  # whether each rank has a different seed, made from `seed`
 
     def seed_of(self, rank: int) -> int:
         """Return the seed of a rank's generators."""

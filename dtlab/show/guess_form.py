@@ -93,14 +93,14 @@ def _buttons(guess: Question, status: Any) -> list[Any]:
 def _commit(guess: Question, typed: Any, status: Any, control: str) -> None:
     """Set the guess from the input, or show in `status` what is wrong with it.
 
-    `control` is the kind of element that has the focus if the learner means to go on.
+    `control` is the kind of element that has the focus if the learner wants the next cell.
     """
     try:
         guess.commit(typed)
     except ValueError as error:
         status.value = _status(str(error))
     else:
-        status.value = _status(_committed(guess)) + _go_on(control)
+        status.value = _status(_committed(guess)) + _next_cell(control)
 
 
 def _committed(guess: Question) -> str:
@@ -112,7 +112,7 @@ def _committed(guess: Question) -> str:
 _COMMITS: Final = itertools.count()
 
 
-def _go_on(control: str) -> str:
+def _next_cell(control: str) -> str:
     """Return an image that cannot load, whose error handler selects the next cell in JupyterLab.
 
     After Enter the focus would stay in the field, where Shift+Enter does nothing. JupyterLab turns

@@ -1,4 +1,4 @@
-"""`dtlab.remeasure`: an emulated measurement beside its formula, on a machine that may be busy.
+"""`dtlab.remeasure`: an emulated measurement next to its formula, on a machine that may be busy.
 
     seconds = remeasure(lambda: step_seconds(job), formula)    measures again while it is far off
     sent.reveal(seconds, formula=formula)                      judged by the formula if it stays so

@@ -273,7 +273,7 @@ class Call:
 
 
 class _Save(torch.autograd.Function):
-    """An extra node beside the graph that saves tensors like any node. It never runs backward."""
+    """An extra node outside the graph. It saves tensors like any node, but never runs backward."""
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, *tensors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: save all that the next step depends on, and go on from there.
+"""Checkpoints of a training run: save all that the next step depends on, and continue there.
 
     checkpoints = Checkpoints("run", model, optimizer, schedule=schedule, samples=samples)
     for step in range(checkpoints.resume(), steps):      # 0, or the step of the newest checkpoint
@@ -11,7 +11,7 @@ step reads: parameters and buffers, optimizer state, learning-rate schedule, los
 position in the data, and the random numbers of each rank (dropout, augmentation).
 
 `save` and `load` in `dtlab/simple.py` do this for one process. `Checkpoints` saves sharded models
-from all ranks with torch.distributed.checkpoint, in the background if you like, and can go on
+from all ranks with torch.distributed.checkpoint, in the background if you like, and can continue
 with another number of ranks.
 """
 
@@ -94,7 +94,7 @@ class Samples:
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
 
     def __iter__(self) -> Iterator[Tensor]:
-        """Return the iterator itself: it goes on where it is."""
+        """Return the iterator itself, which continues at its position."""
         return self
 
     def __next__(self) -> Tensor:
@@ -184,7 +184,7 @@ class Checkpoints:
     def save(self, step: int, *, wait: bool = True) -> None:
         """Save the state after `step` steps.
 
-        With `wait=False` the state is copied to host memory, and written while training goes on;
+        With `wait=False` the state is copied to host memory, and written while training continues;
         the next `save`, `wait` or `resume` waits for it.
         Raises: what writing raises, for example OSError for a full disk; with `wait=False` it is
         raised by the next call.

@@ -90,11 +90,11 @@ class Case(ABC):
         return result
 
     def dialogue(self, rank: int, world_size: int) -> Dialogue | None:
-        """What the judge answers if `on_rank` asks with `ask`, one piece at a time.
+        """The judge's replies to the calls of `ask` in `on_rank`, one piece at a time.
 
         The generator's return value becomes the rank's result, and what `on_rank` returns is not
         used: see `dtlab.ranks.asking.Dialogues`. It runs in the check's process, so the rank
-        neither sees what comes later nor can change what is kept. None if `on_rank` asks nothing.
+        neither sees later replies nor can change what is kept. None if `on_rank` calls no `ask`.
         """
         return None
 
@@ -106,11 +106,11 @@ class Case(ABC):
         return self, ""
 
     def beside(self, results: Sequence[Any]) -> list[str]:
-        """The result of each rank beside the one that it should have, in short; may be empty."""
+        """The result of each rank next to the one that it should have, in short; may be empty."""
         return []
 
     def figures(self, results: Sequence[Any]) -> list[Figure]:
-        """Figures of what the ranks returned, beside the timeline, when a case is run again."""
+        """Figures of what the ranks returned, shown with the timeline when a case is run again."""
         return []
 
     @abstractmethod

@@ -64,7 +64,7 @@ def labelled(seed: int, size: int, rank: int) -> torch.Tensor:
 
 
 def beside(got: torch.Tensor, wanted: torch.Tensor, name: str) -> str:
-    """A few elements of a tensor, beside those wanted; the first wrong one is among them."""
+    """A few elements of a tensor, next to those wanted; the first wrong one is among them."""
     if got.shape != wanted.shape:
         return f"{name} has shape {tuple(got.shape)}; wanted is {tuple(wanted.shape)}"
     differs = (got != wanted).nonzero()

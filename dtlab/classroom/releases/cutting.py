@@ -91,7 +91,7 @@ def _line(part: Part) -> str:
 
 
 def _has_points(cell: NotebookNode) -> bool:
-    """Whether nbgrader knows the cell."""
+    """Whether the cell has metadata of nbgrader."""
     return bool(cell.metadata.get("nbgrader"))
 
 

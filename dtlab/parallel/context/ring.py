@@ -187,7 +187,7 @@ def _travelling_blocks(block: Tensor, group: Group) -> Iterator[tuple[int, Tenso
 
 
 class _TravellingGradient:
-    """The gradient of the block in use: it comes from the left rank, and goes on to the right.
+    """The gradient of the block in use: it comes from the left rank and is sent to the right.
 
     `add` adds this rank's part to the gradient of this round's block and sends it. `receive`
     returns the gradient from the left: after the last round, that of this rank's own block.

@@ -208,7 +208,7 @@ def on_tiles(
 def _versions(
     layer: Any, name: str, mesh: DeviceMesh, local: tuple[type[nn.Module], ...]
 ) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each layer that is to be replaced, and its version for tiles."""
+    """Yield each layer to replace, and its version for tiles."""
     kind = type(layer)
     if kind is nn.Conv2d:
         yield layer, DomainParallelConv2d.from_dense(layer, mesh)

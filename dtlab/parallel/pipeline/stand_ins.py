@@ -71,7 +71,7 @@ class _Takes(torch.autograd.Function):
         return gradients[0], None, None
 
 
-# Stand-ins on ranks, beside the simulator ----------------------------------------------------
+# Stand-ins on ranks, to compare with the simulator -------------------------------------------
 
 _ACTIONS = ("forward", "backward", "backward_input", "backward_weight")
 

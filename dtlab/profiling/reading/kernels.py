@@ -1,4 +1,4 @@
-"""Which kernels communicate: a table of names, of NCCL and of the libraries beside it.
+"""Which kernels communicate: a table of names, of NCCL and of other libraries.
 
 A profiler records the arguments of NCCL's collectives. Other libraries launch kernels that it
 cannot tell from compute, so that they are known by their names only.

@@ -115,7 +115,7 @@ def launch(
         timeout: seconds that `fn` may take; None for no limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: seed of torch, NumPy and random, the same on every rank (see `rank_generator`).
-        seed_by_rank: True gives each rank a seed of its own, made from `seed` and the rank. Then a
+        seed_by_rank: True gives each rank a different seed, made from `seed` and the rank. Then a
             program that forgets to send the first parameters from one rank to all trains
             different replicas, as it would under torchrun, which seeds nothing. None means True
             for a script and False for a function. The hash of strings, and with it the order of a
@@ -189,7 +189,7 @@ def launch_graded(
     """Run `fn(*args, inputs[rank])` on ranks in the sandbox `door`.
 
     `fn` itself is trusted, but it may unpickle and call untrusted code. Each rank receives
-    only its own input. Return values come back as plain data, and printed text is dropped. Raises
+    only its own input. Values are returned as plain data, and printed text is dropped. Raises
     the errors of `launch`.
     """
     begun, world_size = time.perf_counter(), len(inputs)

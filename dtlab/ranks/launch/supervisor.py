@@ -201,10 +201,10 @@ class Supervisor:
             if self.ports and now < self.ports.busy_until() * 1e-9 + QUIET:
                 self.watcher.blocked()  # no verdict: a rank may be waiting for an emulated link
             else:
-                self.finding = self.watcher.look(self._ask_for_stacks)
+                self.finding = self.watcher.look(self._request_stacks)
         return self.finding is not None
 
-    def _ask_for_stacks(self, number: int) -> list[list[Frame]]:
+    def _request_stacks(self, number: int) -> list[list[Frame]]:
         rank = self.ranks[number]
         system.kill(rank.pid, stacks.SIGNAL)
         return rank.stack.read_all(time.monotonic() + STACK_WAIT)

@@ -1,6 +1,6 @@
 """Starts Ray with the time that a busy machine needs, and says why if it does not start.
 
-Ray 2.60 has limits of its own, in three places:
+Ray 2.60 has further time limits in three places:
 
 - Variables of the environment: LIMITS sets them. They count for the servers and for workers.
 - `Node` gives up if the node is not registered after 30 s, a number in its code. `_node_of` is

@@ -95,7 +95,7 @@ class Journal:
 
         def issue(
             group: Any, payload: Any, peer: int, tag: int, reduction: Any, root: Any,
-            goes_on: bool, extra: Extra | None = None,
+            waits_later: bool, extra: Extra | None = None,
         ) -> tuple[int, bool]:  # fmt: skip
             if forked:
                 raise RuntimeError(f"{operator.name} {FORKED}")
@@ -125,18 +125,18 @@ class Journal:
             except ValueError:  # a C++ thread, which has no Python frames
                 file, line = self._place(None)
             if announce is not None:
-                goes_on = announce(
-                    index, description, payload, peer, told_tag, goes_on, names[file], line
+                waits_later = announce(
+                    index, description, payload, peer, told_tag, waits_later, names[file], line
                 )
             if index >= self.limit:
-                return index, goes_on
+                return index, waits_later
             if size < 0:
                 size, dtype_number = self._measure(payload)
             append((
                 index, number, group_number, peer, tag, size, dtype_number,
                 ident(), file, line, _now(),
             ))  # fmt: skip
-            return index, goes_on
+            return index, waits_later
 
         return issue
 

@@ -30,7 +30,7 @@ Inspector = Callable[[tuple[Any, ...], Any], "Extra | None"]
 class Extra(NamedTuple):
     """What else the members of a group must agree on.
 
-    `words` describe the tensors in place of shape and dtype, and must be equal on all ranks.
+    `words` describe the tensors instead of shape and dtype, and must be equal on all ranks.
     `sizes` are those of an all-to-all: elements of a row (0 if rows do not matter), then the
     elements that this rank sends to each member, then those that it expects from each. If all are
     equal, `each` has one of them instead.

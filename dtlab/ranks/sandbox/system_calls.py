@@ -141,7 +141,7 @@ def put_on(role: Role) -> None:
 # The filter program (struct sock_filter, linux/filter.h), which the kernel runs for each call ----
 
 _LOAD, _JUMP_EQUAL, _JUMP_FROM, _JUMP_ABOVE, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x54, 0x06
-_GO_ON, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000  # linux/seccomp.h
+_ALLOW, _FAIL, _KILL = 0x7FFF0000, 0x00050000, 0x80000000  # linux/seccomp.h
 _NOT_PERMITTED, _NO_SUCH_CALL = _FAIL | errno.EPERM, _FAIL | errno.ENOSYS
 _NUMBER_AT, _MACHINE_AT, _ARGUMENTS_AT = 0, 4, 16  # struct seccomp_data; low words come first
 
@@ -165,10 +165,10 @@ def program(role: Role, machine: str) -> bytes:
     for number in _REFUSED[role].values():
         steps += _where_called(number, column, [_Step(_RETURN, _NOT_PERMITTED)])
     for number, lines in _ONLY[role].values():
-        steps += _where_called(number, column, _decide(lines, _GO_ON, _NOT_PERMITTED))
+        steps += _where_called(number, column, _decide(lines, _ALLOW, _NOT_PERMITTED))
     for number, lines in _NEVER[role].values():
-        steps += _where_called(number, column, _decide(lines, _NOT_PERMITTED, _GO_ON))
-    steps.append(_Step(_RETURN, _GO_ON))
+        steps += _where_called(number, column, _decide(lines, _NOT_PERMITTED, _ALLOW))
+    steps.append(_Step(_RETURN, _ALLOW))
     return b"".join(struct.pack("=HBBI", s.code, s.then, s.otherwise, s.value) for s in steps)
 
 

@@ -76,7 +76,7 @@ class Announcer:
         verb = "sends to" if operator.c10d == "send" else "receives from"
 
         def announce(
-            index: int, shared: _Told, tensor: Any, peer: int, tag: int, goes_on: bool,
+            index: int, shared: _Told, tensor: Any, peer: int, tag: int, waits_later: bool,
             file: str, line: int,
         ) -> bool:  # fmt: skip
             """Announce one operation; returns whether a wait for it must be announced."""
@@ -85,17 +85,17 @@ class Announcer:
                 if not 0 <= peer < len(members) or members[peer] == own:
                     raise ValueError(_wrong_peer(own, verb, peer, members))
                 peer = members[peer]
-            kind = board.ISSUE if goes_on else board.CALL
+            kind = board.ISSUE if waits_later else board.CALL
             on_gpus, without_tensor = nccl
             if on_gpus and getattr(tensor, "is_cuda", without_tensor):
-                kind, goes_on = board.QUEUE, False
+                kind, waits_later = board.QUEUE, False
             thread = ident()
             write(
                 kind, index, 0 if thread == main else thread,
                 number, group_text, signature, text, peer, tag,
                 (place_of(file) << 24) + line if line else 0, role,
             )  # fmt: skip
-            return goes_on
+            return waits_later
 
         return announce
 

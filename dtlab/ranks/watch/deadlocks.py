@@ -144,7 +144,7 @@ def pattern(finding: Finding) -> str:
     if names == {"recv"} and len(set(sources)) < len(sources) and not finding.left:
         return f"Several ranks wait for the same rank. {NEIGHBOURS}"
     if names == {"recv"} and not finding.left:
-        if finding.exchanged:  # one rank may receive once more than its neighbour sends
+        if finding.exchanged:  # a rank may receive one message more than its neighbour sends
             return (
                 "Every rank waits for a message, and no rank sends one. Each receive needs a "
                 "send: compare how often each rank sends and receives. If the sends come later, "

@@ -409,7 +409,7 @@ def _touch_in_words(
 
 
 def _waiting(outcome: Outcome) -> list[Waiting]:
-    """What the ranks that had to be ended were doing."""
+    """What the ranks that were ended at the time limit were doing."""
     stopped = []
     for rank, end in enumerate(outcome.ranks):
         if end.state == "stopped":

@@ -98,7 +98,7 @@ def place(frame: Frame | None) -> dict[str, Any]:
 def line_of(operation: str, file: str, line: int) -> int:
     """The line of an operation; in a function that torch.compile has compiled, if it is known.
 
-    The code that torch.compile runs in place of a function has only its first line. If a single
+    The code that torch.compile runs instead of a function has only its first line. If a single
     line of the function calls the operation, it is that one.
     """
     lines = linecache.getlines(file)

@@ -1,4 +1,4 @@
-"""A chart of curves, with linear or logarithmic axes, a key beside it, and marks at one position.
+"""A chart of curves, with linear or logarithmic axes, a key next to it, and marks at one position.
 
 A prediction is drawn as a line, an emulated value as an open mark, a measured value as a filled
 mark, as in the figures of time against size. A curve has one colour, dash and mark shape.

@@ -1,4 +1,4 @@
-"""Placement of labels beside vertical lines in a chart. Arithmetic only.
+"""Placement of labels next to vertical lines in a chart. Arithmetic only.
 
 All lengths are inches from the lower left corner of the chart.
 

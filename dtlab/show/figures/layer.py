@@ -229,7 +229,7 @@ def activation_bars(
     measured: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw the bytes that one layer keeps with these switches, beside the default switches.
+    """Draw the bytes that one layer keeps with these switches, next to the default switches.
 
     Both bars follow the formula. `measured` adds a bar with the bytes that autograd saved.
     Raises: ValueError as `activation_pieces` does, and for `measured` below 0.

@@ -1,4 +1,4 @@
-"""Figures of communication beside computation: buckets, the wire, gathers, and a straggler."""
+"""Figures of communication during computation: buckets, the wire, gathers, and a straggler."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def wire_step(
     `tokens` are those of one GPU in one step. Each takes 2 FLOPs per parameter in forward and 4 in
     backward, at `utilisation` of the bf16 peak. A ring sends `bytes_per_gradient` per parameter
     over links of `bandwidth` bytes/s one way; with `overlaps`, in buckets of 25 MB while backward
-    goes on. The lower chart plots the speed-up over one GPU against the tokens, if each GPU
+    continues. The lower chart plots the speed-up over one GPU against the tokens, if each GPU
     computes that many.
     Raises: ValueError for fewer than two GPUs, or values that are not above 0.
     """

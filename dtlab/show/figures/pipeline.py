@@ -183,7 +183,7 @@ def _draw_panel(axes: Axes, panel: Panel, top: float) -> None:
 def _beside(
     axes: Axes, words: str, low: float, side: float, points: float, align: str, ink: str
 ) -> None:
-    """Write a text beside a lane: `side` is 0 for left, 1 for right."""
+    """Write a text next to a lane: `side` is 0 for left, 1 for right."""
     axes.annotate(
         words, (side, low + _BOX / 2), xycoords=("axes fraction", "data"), xytext=(points, 0),
         textcoords="offset points", fontsize=8.5, va="center", ha=align, color=ink,

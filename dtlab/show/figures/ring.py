@@ -69,7 +69,7 @@ def ring(num_ranks: int = 4, step: int | None = None, *, title: str | None = Non
 
 
 def _one_round(rounds: list[Round], step: int, title: str | None) -> Figure:
-    """Draw one round, large, with the key beside it."""
+    """Draw one round, large, with the key next to it."""
     drawn = rounds[step]
     num_ranks = len(drawn.held)
     inches = 1.3 if num_ranks <= 4 else 1.0
@@ -349,7 +349,7 @@ def _is_complete(arrival: _Arrival, num_ranks: int) -> bool:
 
 
 def _draw_lane(axes: Axes, rank: int, low: float, arrivals: Sequence[_Arrival]) -> None:
-    """Draw the rank's name, its bars with the numbers of their chunks, and the bytes beside it."""
+    """Draw the rank's name, its bars with the numbers of their chunks, and the bytes."""
     num_ranks = len(arrivals) // 2 + 1
     axes.axhspan(low, low + _LANE, color=LANE, linewidth=0, zorder=0, gid=f"lane {rank}")
     for words, side, align, ink, size in (

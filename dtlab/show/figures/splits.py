@@ -417,7 +417,7 @@ def field_frames(
     title: str = "A field",
     unit: str = "",
 ) -> Figure:
-    """Draw fields [H, W] beside each other in one scale of colours, with the edges of the tiles.
+    """Draw fields [H, W] next to each other in one scale of colours, with the edges of the tiles.
 
     `mesh` is the number of tiles along rows and columns. All frames share one scale, so that they
     can be compared.

@@ -176,7 +176,7 @@ def _draw_strips(
 
 
 def _draw_arrow(axes: Axes, start: Point, end: Point, name: str) -> None:
-    """Draw the arrow from before to after, with the collective's name above it or beside it."""
+    """Draw the arrow from before to after, with the collective's name above it or next to it."""
     arrow = FancyArrowPatch(start, end, arrowstyle="-|>", linewidth=2,
                             mutation_scale=14, color=MUTED, shrinkA=0, shrinkB=0)  # fmt: skip
     axes.add_artist(arrow)

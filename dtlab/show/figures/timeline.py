@@ -158,7 +158,7 @@ class _Place:
 
 
 def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
-    """Draw a rank's name, its bars, and beside them the bytes sent and the time waited.
+    """Draw a rank's name, its bars, and next to them the bytes sent and the time waited.
 
     `marks` maps looks to hatches.
     """
@@ -185,7 +185,7 @@ def _draw_lane(place: _Place, marks: Mapping[str, str]) -> None:
 
 
 def _beside(place: _Place, words: str, side: float, points: float, **style: Any) -> None:
-    """Write a text beside the lane, `points` from its edge; `side` is 0 for left, 1 for right."""
+    """Write a text next to the lane, `points` from its edge; `side` is 0 for left, 1 for right."""
     place.axes.annotate(
         words, (side, place.middle), xycoords=("axes fraction", "data"),
         xytext=(points, 0), textcoords="offset points", va="center", **style,

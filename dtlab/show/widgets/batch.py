@@ -50,6 +50,6 @@ def explore_schedule() -> Explorer:
 
 
 def explore_published_sweep() -> Explorer:
-    """Show another rule beside the published sweep, at a batch of 8192. See `published_sweep`."""
+    """Show another rule next to the published sweep, at a batch of 8192. See `published_sweep`."""
     rule = choice("At a batch of 8k", list(AT_8K))
     return Explorer(published_sweep, {"rule": rule}, [[rule]])

@@ -26,7 +26,7 @@ _MESSAGES: Final = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)
 def explore_pipeline(
     schedule: str = "1F1B", num_stages: int = 4, num_microbatches: int = 8
 ) -> Explorer:
-    """Simulate a pipeline, alone or beside another schedule. See `predicted_pipeline`.
+    """Simulate a pipeline, alone or next to another schedule. See `predicted_pipeline`.
 
     The arguments are starting values. At first, backward takes twice as long as forward.
     """

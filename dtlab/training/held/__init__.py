@@ -88,7 +88,7 @@ class Held:
                 place += stop - start
 
     def alone(self) -> Held:
-        """Return what this rank holds as a tensor of its own."""
+        """Return what this rank holds, as a separate tensor."""
         held = Held(self.local)
         held.tensor = self.tensor
         return held

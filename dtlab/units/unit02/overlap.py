@@ -104,7 +104,7 @@ def _wrong_times(step: Step) -> Iterator[Fault]:
             "all-reduce in the hook of the gradient that fills the bucket.",
         )
     for number, mark in enumerate(layers, 1):
-        # Autograd delivers the gradients of a layer before it goes on to the next layer.
+        # Autograd delivers all gradients of a layer before those of the next layer.
         ready = sum(sizes[: _PER_LAYER * number])
         if step.sent(mark.start) < max([0, *(size for size in full if size <= ready)]):
             yield (

@@ -22,7 +22,7 @@ from dtlab.predict import Cluster
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PART", "OnCards", "no_card_of_its_own"]
+__all__ = ["PART", "OnCards", "wrong_cards"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _no_such_card(run: Observation) -> str:
     )
 
 
-def no_card_of_its_own(case: OnCards, results: Sequence[Seen], run: Observation) -> str:
+def wrong_cards(case: OnCards, results: Sequence[Seen], run: Observation) -> str:
     """A message if a rank uses another GPU than that of its LOCAL_RANK."""
     for rank, result in enumerate(results):
         node, local = case.place(rank)
@@ -127,7 +127,7 @@ PART = script_part(
             not_shared_out,
             trouble=_no_such_card,
         ),
-        trained(1, "samples", no_card_of_its_own, copies_differ, not_as_one_process(SGD)),
+        trained(1, "samples", wrong_cards, copies_differ, not_as_one_process(SGD)),
     ),
     lines=[
         'rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])',

@@ -104,7 +104,7 @@ class Spanning(Faulty):
                 held, least = amount(step["saved"]), amount(right["saved"])
                 yield (
                     "groups",
-                    f"{held} are kept for backward; {least} are enough. {_GOES_ON}",
+                    f"{held} are kept for backward; {least} are enough. {_PASSED_ON}",
                 )
             if last in spans:
                 yield "last", f"the last group, {last}, is under a checkpoint too. {_AT_ONCE}"
@@ -121,7 +121,7 @@ _ARGUMENT = (
 )
 _AT_ONCE = "Backward begins with this group, so it is recomputed at once: that saves no memory."
 _ENOUGH = "once in forward, and once more under a checkpoint."
-_GOES_ON = "Do you pass the output of each checkpoint on to the next layer?"
+_PASSED_ON = "Do you pass the output of each checkpoint on to the next layer?"
 
 
 def _in_words(spans: Sequence[Sequence[int]]) -> str:

@@ -223,7 +223,7 @@ class Drifting(Hooked):
         return {**super().given(rank, world_size), "secret": self.secret(rank)}
 
     def secret(self, rank: int) -> int:
-        """What only this rank knows."""
+        """A number that only this rank is given."""
         return drawn_seed(self.seed, f"drift of rank {rank}") % 2**40
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:

@@ -246,7 +246,7 @@ class Cluster:
     # Decisions ----------------------------------------------------------------------------------
 
     def _start(self, start: Start) -> None:
-        """Start a job, and note what is wrong with it. A job that runs, or has run, goes on."""
+        """Start a job, and note what is wrong with it. A job that runs, or has run, continues."""
         job = self.jobs.get(start.job)
         if wrong := self._not_now(start.job):
             self._fault("once", f"{start.job} is started, but {wrong}")

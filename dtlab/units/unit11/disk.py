@@ -1,8 +1,8 @@
 """Operations on files of a folder, before each of which a process may die.
 
-    with Disk(folder, goes_on, dies):
-        torch.save(state, path)       goes_on("just after opening ..."), goes_on("in torch.save")
-        os.replace(path, other)       goes_on("just before os.rename")
+    with Disk(folder, proceeds, dies):
+        torch.save(state, path)       proceeds("just after opening ..."), proceeds("in torch.save")
+        os.replace(path, other)       proceeds("just before os.rename")
 
 11/resumable uses it to kill a run during a save, with files as a kill would leave them.
 """
@@ -20,9 +20,9 @@ __all__ = ["Disk"]
 
 
 class Disk:
-    """Asks before every operation on files of a folder, in which the process may die.
+    """Calls `proceeds` before each operation on a folder's files, in which the process may die.
 
-    `goes_on(words)` answers None if it dies. Then a file that is opened for writing is left empty,
+    `proceeds(words)` is None if it dies. Then a file that is opened for writing is left empty,
     and one that torch.save writes is left half written. Python's audit events show operations.
     """
 
@@ -30,11 +30,11 @@ class Disk:
               "os.truncate", "shutil.rmtree")  # fmt: skip
 
     def __init__(
-        self, folder: str, goes_on: Callable[[str], Any], dies: Callable[[], Any]
+        self, folder: str, proceeds: Callable[[str], Any], dies: Callable[[], Any]
     ) -> None:
         import torch
 
-        self._folder, self._goes_on, self._dies = folder, goes_on, dies
+        self._folder, self._proceeds, self._dies = folder, proceeds, dies
         self._active = False
         self._save = torch.save
         sys.addaudithook(self._on_event)
@@ -76,7 +76,7 @@ class Disk:
 
     def _operation(self, words: str, half: Callable[[], None]) -> None:
         self._active = False
-        if self._goes_on(words) is None:
+        if self._proceeds(words) is None:
             half()
             self._dies()
         self._active = True

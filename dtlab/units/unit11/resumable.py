@@ -1,4 +1,4 @@
-"""11/resumable: train, save, and go on from the newest checkpoint as if nothing had happened.
+"""11/resumable: train, save, and continue from the newest checkpoint as if never killed.
 
 The check kills runs: in a training step, or in any operation on files during a save. It starts
 the same script again, and compares the second run with one that was never killed, bit for bit:
@@ -111,7 +111,7 @@ def _state(model: Any, optimizer: Any, schedule: Any, samples: Any) -> dict[str,
 
 
 def _order(seed: int) -> int:
-    """The seed of the samples' order, which a run knows; `seed` cannot be computed from it."""
+    """The seed of the samples' order, which a run is given; `seed` cannot be computed from it."""
     return drawn_seed(seed, "order") % 2**31
 
 

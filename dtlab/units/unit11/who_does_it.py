@@ -13,7 +13,7 @@ from dtlab.checks.questions.declared import asked, choice, number
 
 __all__ = ["PART", "TASKS"]
 
-TASKS: Final = {  # what is to be done: which of the systems does it
+TASKS: Final = {  # each task, and the system that does it
     "let a job of 64 nodes wait until it can have all of them at once, in an order of priority "
     "and of node hours used": "Slurm",
     "let small jobs run first on nodes that a large job will need tonight, if they end in time "
