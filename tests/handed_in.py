@@ -41,7 +41,7 @@ def work() -> Tree:
 
 
 def answer(part: str, result: str = "") -> str:
-    """An answer that `earned` knows again."""
+    """An answer that `earned` recognises."""
     return f"def {part}(*_):\n    return {result or part!r}  # mine"
 
 
@@ -64,7 +64,7 @@ def place(notebook: Tree, name: str) -> int:
 
 
 def mine(cells: list[Any]) -> list[str]:
-    """The sources that a learner wrote, where it is beyond doubt what they say."""
+    """The sources that a learner wrote, as far as they can be read without doubt."""
     return [text for text in map(_source, cells) if "# mine" in text]
 
 

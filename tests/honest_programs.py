@@ -81,7 +81,7 @@ def non_blocking_pair() -> None:
 
 @program(2)
 def ping_pong() -> None:
-    """One message that goes to and fro, fifty times."""
+    """One message that is sent back and forth fifty times."""
     rank, ball = dist.get_rank(), torch.zeros(1)
     for turn in range(50):
         if turn % 2 == rank:

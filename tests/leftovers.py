@@ -1,4 +1,4 @@
-"""What a test could leave behind: processes, files, ports.
+"""Processes, files and ports that a test could leave behind.
 
 Other programs on this machine are none of our business: only descendants of this process are
 looked at, shared memory, and a temporary folder that only this run of the tests uses.
@@ -60,7 +60,7 @@ def _is_mine(path: Path) -> bool:
 
 def _of_others(path: Path) -> bool:
     name, _, pid = path.name.rpartition("-")
-    if name == "sem.mp":  # of Python's multiprocessing, in memory as long as somebody uses it
+    if name == "sem.mp":  # of Python's multiprocessing, in memory as long as a process uses it
         ours = {os.getpid(), *(process.pid for process in _below())}
         # Its first owner made it under another name, so the number of the file is compared.
         with contextlib.suppress(FileNotFoundError):

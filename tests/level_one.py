@@ -1,4 +1,4 @@
-"""What the check of a Level I part asks a learner, and the answers that it holds for right."""
+"""The questions of a Level I part to a learner, and the right answers of its check."""
 
 from __future__ import annotations
 

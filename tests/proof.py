@@ -7,7 +7,7 @@ For each unit, in this order:
     answers    every known answer, wrong or right, on fresh ranks
     mutants    every mutant of every reference solution, on ranks that stay
 
-and after the units what belongs to none of them ("none"): the whole catalogue of hostile
+and after the units the tests that belong to none of them ("none"): the whole catalogue of hostile
 submissions, several nodes, Ray, all random programs of the watcher.
 
 Results are written to `.proof/` as they come. A run that was interrupted continues where it
@@ -133,7 +133,7 @@ def journal_of(unit: str, keep: bool) -> Journal:
 
 @dataclass
 class UnitProof:
-    """The three stages of one unit, and the table of what came of them."""
+    """The three stages of one unit, and the table of their results."""
 
     unit: str
     parts: Sequence[Part]
@@ -206,7 +206,7 @@ class UnitProof:
         ]
 
     def table(self) -> Iterator[str]:
-        """What came of each part, of the tests, and the time in all goes together."""
+        """The results of each part, those of the tests, and the total time."""
         rows = [_counts(name, [proof]) for name, proof in self.proofs.items()]
         head = ("part", "answers", "as they should", "mutants", "killed", "equivalent", "survived",
                 "score")  # fmt: skip
@@ -224,7 +224,7 @@ class UnitProof:
         yield from (f"  {trouble}" for trouble in self.troubles)
 
     def details(self) -> Iterator[str]:
-        """What became of each known answer and each mutant, for the author of a check."""
+        """The result of each known answer and each mutant, for the author of a check."""
         for name, proof in self.proofs.items():
             yield f"\n{name}"
             wrong = proof.answers.wrong if proof.answers else {}

@@ -52,7 +52,7 @@ def launch(sandbox: Sandbox) -> Launch:
 
 
 def rank_of(rank: int) -> int:
-    """For a launch that has to go well."""
+    """The function of a launch that must succeed."""
     return dist.get_rank()
 
 
@@ -67,7 +67,7 @@ def processes() -> list[str]:
 
 
 def spin() -> None:
-    """Go on for ever, whatever signals come."""
+    """Run without end, whatever signals arrive."""
     for number in range(1, signal.NSIG):
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN)

@@ -74,13 +74,13 @@ class StayingBench:
         else:
             if any(threads for _, threads in run.values):
                 self._close(world_size)
-        finally:  # gloo's threads wake up 100 times a second, also where nothing is to be done
+        finally:  # gloo's idle threads wake up 100 times a second
             self._signal(world_size, signal.SIGSTOP)
         run.values = [value for value, _ in run.values]
         return run
 
     def observe(self, trial: Trial, fn: Callable[..., Any]) -> Observation:
-        """What is seen when `fn` goes through a trial; as `trials.observe` on fresh ranks.
+        """The observation of `fn` in a trial, as `trials.observe` gives it on fresh ranks.
 
         The same function is observed once with the same inputs: answers that differ in their
         diagnosis only hand in the same program, and a check may compare every answer with the same

@@ -438,7 +438,7 @@ def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
 
 
 def interrupted(program: subprocess.Popen[str], folder: Path) -> tuple[str, str]:
-    """What a program said that was interrupted once something was measured."""
+    """The output of a program that was interrupted after its first measurement."""
     deadline = time.monotonic() + 60
     while not any(diary.read(one) for one in folder.glob("dtlab-bench-*/diary")):
         assert program.poll() is None and time.monotonic() < deadline
@@ -544,7 +544,7 @@ def test_results_draw_themselves() -> None:
 
 
 class Terminal(io.StringIO):
-    """A terminal to look at."""
+    """A terminal that keeps what is written to it."""
 
     def isatty(self) -> bool:
         return True

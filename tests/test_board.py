@@ -1,4 +1,4 @@
-"""What ranks write to their board is read whole, or not yet."""
+"""A record on a rank's board is read completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtlab.ranks.watch.board import _RECORD, CAPACITY, Board, Record
 
 
 def _record(number: int) -> Record:
-    """One whose fields all follow from its number, and differ from one lap to the next."""
+    """A record whose fields all follow from its number, and differ from lap to lap."""
     return Record._make(number * 100 + field for field in range(len(Record._fields)))
 
 

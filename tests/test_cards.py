@@ -74,7 +74,7 @@ def test_links_are_the_clusters_and_the_cards() -> None:
     assert predict.CARDS is hardware.CARDS is CARDS and predict.LINKS is LINKS
 
 
-# ----------------------------------------------------------------------------- one's own card
+# ------------------------------------------------------------------------ the learner's card
 
 
 def reported(name: str, memory: int, clock: int = 0, width: int = 0) -> SimpleNamespace:

@@ -118,7 +118,7 @@ def test_a_collective_of_the_learners_own_names_no_library(objects: bool) -> Non
 
 
 def share(tensor: torch.Tensor, objects: bool) -> None:
-    """Communicates in a line that has no word of it."""
+    """Communicates in a line that does not name the operation."""
     run = (lambda: dist.broadcast_object_list([1])) if objects else (
         lambda: dist.broadcast(tensor, 0)
     )

@@ -178,7 +178,7 @@ def test_shapes_strides_and_autograd() -> None:
                 assert tensor.stride() == strides
         whole = torch.ones(4, 3)
         collectives.ring_all_reduce(whole[:, 1])
-        assert whole.tolist() == [[1, 3, 1]] * 4  # neighbours in memory are left alone
+        assert whole.tolist() == [[1, 3, 1]] * 4  # neighbours in memory are unchanged
 
     on_ranks(ranks, world_size=3)
 

@@ -151,7 +151,7 @@ def alone(what: Callable[[], object]) -> object:
 
 
 def _exchange(count: int) -> None:
-    """Over a connection of a moment."""
+    """Send `count` bytes over a connection that is closed at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = socket.create_connection(listener.getsockname())
         server, _ = listener.accept()

@@ -106,7 +106,7 @@ def test_the_notebook_gives_the_network_that_is_judged() -> None:
     assert f"**{BUDGET * 1e3:g} ms**" in cell("choose-text")
 
 
-# Who waits for whom -----------------------------------------------------------------------------
+# Which rank waits for which ----------------------------------------------------------------------
 
 
 def test_a_rank_in_the_same_call_is_not_waited_for() -> None:

@@ -89,7 +89,7 @@ def four_gpus(smi: Smi, tmp_path: Path) -> None:
 
 
 def knowing(cards: Sequence[Gpu] = (), **torch: Any) -> Visit:
-    """A visit that has asked already: `cards` of nvidia-smi, and what torch says of itself."""
+    """A visit with given results: `cards` of nvidia-smi, and the facts that torch reports."""
     known = Visit()
     told = {
         "version": "2.13.0+cu130", "cuda": "13.0", "hip": None, "distributed": True, "gloo": True,

@@ -1,4 +1,4 @@
-"""What the lesson on activation memory claims, by its sign: bytes, operations and time."""
+"""The sign of each effect in the lesson on activation memory: bytes, operations and time."""
 
 from __future__ import annotations
 

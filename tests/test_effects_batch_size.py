@@ -1,6 +1,6 @@
-"""What the lesson on batch size and learning rate claims, by its sign, on real ranks.
+"""The sign of each effect in the lesson on batch size and learning rate, on real ranks.
 
-Each effect is looked at over five seeds. Where runs do not talk to each other, two ranks share
+Each effect is measured over five seeds. Where runs do not talk to each other, two ranks share
 them.
 """
 

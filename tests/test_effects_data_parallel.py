@@ -1,6 +1,6 @@
-"""What the lesson on data parallelism claims, by its sign: on real ranks, or on the emulated wire.
+"""The sign of each effect in the lesson on data parallelism: on real ranks or emulated links.
 
-Each effect is looked at over several seeds, or several runs where no seed plays a part.
+Each effect is measured over several seeds, or several runs where no seed plays a part.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def steps_of(trace: dtlab.Trace) -> list[list[dtlab.Event]]:
 
 
 def ends(step: list[dtlab.Event]) -> tuple[float, float, float]:
-    """When the first all-reduce sets off, when backward is over, when the last one is there."""
+    """When the first all-reduce starts, when backward ends, and when the last all-reduce ends."""
     reduces = [event for event in step if event.name == "all_reduce"]
     over = max(event.end for event in step if event.name == "backward")
     return reduces[0].start, over, reduces[-1].end

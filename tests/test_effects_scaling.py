@@ -1,8 +1,8 @@
-"""What the first lesson claims, by its sign: scaling on real ranks and on the emulated wire, what
-lies in memory when, and where a job dies.
+"""The sign of each effect in the first lesson: scaling on real ranks and on the emulated wire,
+what is in memory when, and where a job runs out of it.
 
-The functions are the lesson's own, taken from its cells. Where no seed plays a part, an effect is
-looked at in several runs.
+The functions are the lesson's own, taken from its cells. An effect without a random part is
+measured in several runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the lesson on ZeRO claims, by its sign: what ranks hold and send, and what breaks.
+"""The sign of each effect in the lesson on ZeRO: what ranks hold and send, and what breaks.
 
 Random effects are measured over five seeds, in one launch; bytes are counted and need one run.
 """

@@ -1082,7 +1082,7 @@ def test_roles_follow_from_names() -> None:
 
 
 def assert_not_blank(figure: Figure) -> None:
-    """The picture has more on it than its sheet."""
+    """Check that the picture is not blank and has the size of its sheet."""
     from io import BytesIO
 
     from matplotlib.image import imread

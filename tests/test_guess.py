@@ -1,4 +1,4 @@
-"""`dtlab.guess`: what is asked, what is understood, and what is said about how far off it was."""
+"""`dtlab.guess`: its question, the values that it understands, and its words for a distance."""
 
 from __future__ import annotations
 

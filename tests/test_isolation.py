@@ -214,7 +214,7 @@ def _what_is_shared(rank: int) -> dict[str, Any]:
     dist.barrier()
     folders = ("/tmp", "/dev/shm", os.path.expanduser("~"))
     paths = [Path(folder, name) for folder in folders for name in os.listdir(folder)]
-    here = Path(__file__)  # which may itself lie in one of them
+    here = Path(__file__)  # which may itself be in one of them
     found["files"] = sorted({path.name for path in paths if not here.is_relative_to(path)})
     found["writable"] = [
         folder for folder, _, _ in os.walk("/")

@@ -1,4 +1,4 @@
-"""`dtlab.launch` as people use it: what goes in, what comes out, what must not matter."""
+"""`dtlab.launch` as people use it: arguments, results, and what must not matter."""
 
 from __future__ import annotations
 
@@ -514,7 +514,7 @@ def test_the_lazy_face_is_complete() -> None:
         dtlab.lunch  # noqa: B018
 
 
-# What others have written runs as it is ----------------------------------------------------------
+# Tutorials and scripts run unchanged ----------------------------------------------------------
 
 
 def _as_in_a_tutorial() -> float:

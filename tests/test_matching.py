@@ -1,4 +1,4 @@
-"""What stands still, what does not fit, and what is fine: the machine of `watch/matching.py`.
+"""Deadlocks, mismatches and correct programs in the machine of `watch/matching.py`.
 
 A scenario is written as what the ranks do, in the order in which the machine hears of it:
 
@@ -371,7 +371,7 @@ def test_a_thread_frees_the_main_thread_of_another_rank() -> None:
 
 @pytest.mark.parametrize("threads", [(1, 2, 3), (1, 1, 2), (0, 1, 0), (3, 2, 1), (1, 2, 1)])
 def test_threads_that_take_turns_are_followed_in_their_order(threads: tuple[int, ...]) -> None:
-    """As where each step runs in a fresh thread: what it does comes after what was before it."""
+    """As if each step ran in a fresh thread: its operations follow those of earlier threads."""
     ranks = Ranks(2)
     contents = [f"float32[{size}], SUM" for size in (1, 2, 3)]
     for content, thread in zip(contents, threads, strict=True):

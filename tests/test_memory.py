@@ -419,7 +419,7 @@ def test_traffic_of_a_step() -> None:
     assert zero_traffic(1e9, 0, 2).nbytes(2, 4) == 2 * 4 * 1e9 / 2  # only gradients travel
 
 
-# ----------------------------------------------------------------------------- under the lamp
+# ----------------------------------------------------------------------------- claims, checked
 
 
 def test_claim_1_126_gb_are_18_bytes_and_not_16() -> None:

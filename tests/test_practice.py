@@ -139,8 +139,8 @@ def receives_first(tensor: torch.Tensor, group: Any = None) -> None:
         dist.recv(tensor, (rank + 1) % size)
 
 
-def keeps_its_own(module: Any, group: Any = None) -> None:
-    """Stands for an answer that sends nothing."""
+def sends_nothing(module: Any, group: Any = None) -> None:
+    """An answer that sends nothing."""
 
 
 def shown_by(call: str, fn: Any, capsys: pytest.CaptureFixture[str]) -> str:
@@ -173,7 +173,7 @@ def test_a_case_that_hangs_is_run_again(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.slow
 def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     out = shown_by(
-        calls_in(check("02/average_gradients", keeps_its_own))[0], keeps_its_own, capsys
+        calls_in(check("02/average_gradients", sends_nothing))[0], sends_nothing, capsys
     )
     assert re.match(r"Case 1 of \d+ of 02/average_gradients: 4 ranks, three layers.\nTime", out)
     assert out.count("this is the rank's own gradient") == 1

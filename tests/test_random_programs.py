@@ -60,7 +60,7 @@ class Fed:
         self.alarms = 0  # how often it seemed, before the end, that no rank could continue
 
     def _of_rank(self, rank: int, ran: int, sources: oracle.Sources) -> list[Record]:
-        """What a rank writes that has `ran` operations behind it, and may be in the next."""
+        """The records of a rank that has done `ran` operations, and may be in the next."""
         records, numbers = [], {}
         ops = self.program.ranks[rank]
         for index, op in enumerate(ops[: ran + 1]):

@@ -600,7 +600,7 @@ def test_bytes_on_the_wire_agree_with_the_rings_arithmetic(world: int) -> None:
 
 
 def _hidden() -> None:
-    """Around the recorder: straight to the backend."""
+    """Calls the backend directly, past the recorder."""
     group = dist.distributed_c10d._get_default_group()
     group._get_backend(torch.device("cpu")).allreduce([torch.ones(1 << 20)]).wait()
 

@@ -1,4 +1,4 @@
-"""Whatever a learner did to the cells, the notebook is sound and the work earns what it earns."""
+"""After any edit of the cells, the repaired notebook is sound and keeps its points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are no notebooks, or were: what can be read of them is, quickly and in bounds."""
+"""Damaged notebooks and other files: what can be read is read, quickly and within bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flat tensors that ranks share: what lies where, and how it moves."""
+"""Flat tensors that ranks share: which elements each rank has, and how they are sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dtlab.parallel.zero.shards import (
 from tests.marks import slow
 from tests.staying import on_ranks
 
-# What lies where -----------------------------------------------------------------------------
+# Which rank has which elements -------------------------------------------------------------------
 
 
 def test_the_picture() -> None:
@@ -95,7 +95,7 @@ def test_kinds_do_not_mix() -> None:
         FlatLayout([], 2)
 
 
-# How it moves --------------------------------------------------------------------------------
+# How elements are sent ---------------------------------------------------------------------------
 
 CHOICES: dict[str, tuple[Any, Any]] = {
     "default": (None, None),

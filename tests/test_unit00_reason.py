@@ -1,4 +1,4 @@
-"""What Level I of unit 00 holds for right is what the library says and what tensors are."""
+"""The right answers of Level I of unit 00 agree with the library and with real tensors."""
 
 from __future__ import annotations
 

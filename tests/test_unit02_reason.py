@@ -1,4 +1,4 @@
-"""What Level I of unit 02 holds for right is what PyTorch does on real ranks."""
+"""The right answers of Level I of unit 02 are what PyTorch does on real ranks."""
 
 from __future__ import annotations
 

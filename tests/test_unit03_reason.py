@@ -1,4 +1,4 @@
-"""What Level I of unit 03 holds for right is what PyTorch does, and its arguments hold."""
+"""The right answers of Level I of unit 03 are what PyTorch does, and its arguments are true."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unit 04, the parts on precision: what their judges hold for right, against PyTorch's own."""
+"""Unit 04, the parts on precision: the results that judges expect, compared with PyTorch's."""
 
 from __future__ import annotations
 

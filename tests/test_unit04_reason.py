@@ -1,4 +1,4 @@
-"""What Level I of unit 04 holds for right is what PyTorch does, for every learner."""
+"""The right answers of Level I of unit 04 are what PyTorch does, for every learner."""
 
 from __future__ import annotations
 

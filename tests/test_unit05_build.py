@@ -1,4 +1,4 @@
-"""Unit 05, Level II: what its judges hold for right, against PyTorch's own and made-up logs."""
+"""Unit 05, Level II: judges expect what PyTorch does, and find faults in made-up logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Level I of unit 05 holds for right is what PyTorch's stages do, for every learner."""
+"""The right answers of Level I of unit 05 are what PyTorch's stages do, for every learner."""
 
 from __future__ import annotations
 

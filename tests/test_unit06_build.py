@@ -1,4 +1,4 @@
-"""Unit 06, Level II: what its judges hold for right is what PyTorch's own modules compute."""
+"""Unit 06, Level II: its judges expect what PyTorch's own modules compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Level I of unit 06 holds for right is what PyTorch does on ranks, for every learner."""
+"""The right answers of Level I of unit 06 are what PyTorch does on ranks, for every learner."""
 
 from __future__ import annotations
 

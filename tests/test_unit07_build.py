@@ -1,4 +1,4 @@
-"""Unit 07, Level II: what its judges hold for right, and what they find in schedules."""
+"""Unit 07, Level II: the schedules that its judges accept, and the faults that they find."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Level I of unit 07 holds for right is what a simulation of events finds, for every learner.
+"""The right answers of Level I of unit 07 are those of a simulation, for every learner.
 
 The simulation here takes orders of actions and durations, and shares nothing with the answers.
 """

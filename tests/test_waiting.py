@@ -45,7 +45,7 @@ def start() -> Iterator[Start]:
 
 
 def share_that_counts(*pids: int) -> float:
-    """Of a second."""
+    """The share of SECONDS that counts against these processes."""
     begun, patience = time.monotonic(), Patience(SECONDS, lambda: pids, FOR_CELLS)
     time.sleep(SECONDS)
     return patience.spent / (time.monotonic() - begun)

@@ -112,7 +112,7 @@ def _address(runtime: Path, lab: subprocess.Popen[bytes], log: Path) -> str:
 
 
 def _end(lab: subprocess.Popen[bytes]) -> None:
-    """Stop the server as a user would; kill what does not listen."""
+    """Stop the server and its processes; kill those that do not end."""
     family = []
     with contextlib.suppress(psutil.NoSuchProcess):
         first = psutil.Process(lab.pid)

@@ -106,8 +106,8 @@ def test_the_terminal_finds_the_command(lab: str, tmp_path: Path) -> None:
     assert "Next: lesson 00 One GPU is not enough" in told.read_text()
 
 
-def look_at_figures(notebook: Notebook, at_least: int) -> None:
-    """Each figure has its text, for those who cannot see it."""
+def check_that_figures_have_alt_texts(notebook: Notebook, at_least: int) -> None:
+    """Check that there are enough figures, and that each has an alt text."""
     figures = notebook.panel.locator(".jp-OutputArea-output img")
     assert figures.count() >= at_least
     for number in range(figures.count()):
@@ -122,7 +122,7 @@ def test_a_lesson_runs_from_top_to_bottom(notebook: Notebook) -> None:
     notebook.end_all(timeout=300)
     assert notebook.unexecuted() == 0
     assert notebook.errors() == []
-    look_at_figures(notebook, at_least=1)
+    check_that_figures_have_alt_texts(notebook, at_least=1)
 
 
 @pytest.mark.proof
@@ -141,7 +141,7 @@ def test_a_lesson_runs_in_parallel_with_another_notebook(notebook: Notebook, lab
     notebook.end_all()
     assert notebook.unexecuted() == 0
     assert notebook.errors() == []
-    look_at_figures(notebook, at_least=3)
+    check_that_figures_have_alt_texts(notebook, at_least=3)
 
 
 @pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)

@@ -22,7 +22,7 @@ from tests.browser.lab import IN_A_BROWSER, chromium
 
 pytestmark = [*IN_A_BROWSER, pytest.mark.proof]
 WORLD_SIZE = 3
-# Perfetto answers a key by what it drew last: a frame for the text, one for what hears the key.
+# Perfetto handles a key with what it drew last, so wait for the text and for the key's handler.
 DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 COUNTS = (
     "select (select count(*) from slice), (select count(*) from flow),"
@@ -58,7 +58,7 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(answer)
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @contextlib.contextmanager

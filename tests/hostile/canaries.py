@@ -17,7 +17,7 @@ from pathlib import Path
 
 __all__ = ["PREFIX", "Canaries"]
 
-PREFIX = "canary" + "-"  # in two pieces: this file is no hiding place
+PREFIX = "canary" + "-"  # in two pieces, so that this file contains no mark
 _IPC_PRIVATE, _IPC_RMID, _WORLD_READABLE = 0, 0, 0o666
 
 

@@ -1,4 +1,4 @@
-"""Cheating on the mechanism: right results that no ring has brought, and records that say it has.
+"""Cheating on the mechanism: right results without a ring, and false records of a ring.
 
 Most of these send a ring of zeros `for_show`, so that bytes, neighbours and rounds are those of a
 ring, while the data takes another way. A result that came another way earns nothing, and neither

@@ -1,7 +1,7 @@
 """Crashing and hanging the notebook's process, leaving things behind, and breaking its tools.
 
-The cells do it; the answers are right. Whatever a cell does costs its own outputs and its time
-limit, once, and none of the points of the answers.
+The cells do it; the answers are right. A cell may lose its outputs and use up its time
+limit once, but the answers keep their points.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cell(name: str, tries: str, source: str, says: str = "", seconds: float = 15
 
 
 def with_a_crash_above_the_answer(notebook: NotebookNode) -> NotebookNode:
-    """A second or two later."""
+    """Ends the process 1.5 s after the cell has started, above the answer."""
     source = "import os, time; time.sleep(1.5); os._exit(0)"
     notebook.cells.insert(2, new_code_cell(source, id="crash"))
     return notebook

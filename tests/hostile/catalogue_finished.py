@@ -1,4 +1,4 @@
-"""The library's own version, called under another name, behind a curtain, or copied."""
+"""The library's own version, called under another name, from hidden code, or copied."""
 
 from __future__ import annotations
 

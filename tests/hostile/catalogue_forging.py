@@ -1,5 +1,5 @@
-"""Points out of nothing: by changing what counts them, by objects that equal anything, or by what
-is written into the file.
+"""Points without an answer: by changing the code that counts them, by objects that equal anything,
+or by editing the file.
 
 All of it is legal Python. None of it may earn what the answer itself does not.
 """

@@ -1,4 +1,4 @@
-"""Judges hostile submissions one by one, and says what is wrong with what came of them."""
+"""Judges hostile submissions one by one, and lists what is wrong with the outcomes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ GUARD = 30.0  # seconds over its budget after which the judge itself is taken fo
 
 @dataclass
 class Outcome:
-    """What came of one submission; `objections` is empty where all is as it should be."""
+    """The outcome of one submission; `objections` is empty if it is as it should be."""
 
     entry: Hostile
     earned: dict[str, float] = field(default_factory=dict)

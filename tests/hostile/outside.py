@@ -42,7 +42,7 @@ class Outside:
 
 
 def left_behind(before: Outside) -> list[str]:
-    """What has come since, and does not go by itself."""
+    """The processes, files and control groups that are new since `before`, and stay."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         now = Outside.now()
