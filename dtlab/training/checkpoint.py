@@ -128,7 +128,7 @@ class Checkpoints:
 
     Each rank saves what it holds, and loading reshards it for the ranks at hand:
 
-    - Parts of a tensor (DTensors as in FSDP2, `Zero3`, the layers of `parallel.tensor`) are saved
+    - Parts of a tensor (DTensors as in FSDP2, ZeRO, the layers of `parallel.tensor`) are saved
       with their place in the whole. Another number of ranks reshards them.
     - A tensor whose name only one rank has (an expert of `ExpertParallel`, a stage whose
       parameters have the names of the whole model) is loaded by its name, on any ranks.
@@ -139,7 +139,7 @@ class Checkpoints:
     The buffers of DDP and `DataParallel`, which may differ, are the first rank's if the number of
     ranks changes. Names are those of the module inside of these wrappers and of `torch.compile`.
     `parts` are further objects with `state_dict` and `load_state_dict`, for example the schedule,
-    the scaler and `Samples`; so is an optimizer with its own `state_dict`, such as `Zero1`. The
+    the scaler and `Samples`; so is an optimizer with its own `state_dict`, except ZeRO's. The
     random numbers of each rank (of torch, NumPy, Python and CUDA) are saved too.
 
     With the same number of ranks, in the same roles, the resumed run is bit-identical, with one
@@ -250,13 +250,14 @@ class Checkpoints:
         state |= {f"part.{name}": part.state_dict() for name, part in self.parts.items()}
         if _is_opaque(self.optimizer):
             return state | {"optimizer": self.optimizer.state_dict()}
+        states = _states(self.optimizer)
         for number, group in enumerate(self.optimizer.param_groups):
             options = {key: value for key, value in group.items() if key not in _OF_A_RANK}
             for name, parameter in _named(parameters, group["params"]):
                 state[f"optimizer.group.{name}"] = {"number": number, **options}
                 if parameter in shares and not parameter.numel():
                     continue  # the ranks that hold elements of the parameter save its state
-                for key, value in self.optimizer.state.get(parameter, {}).items():
+                for key, value in states.get(parameter, {}).items():
                     if isinstance(value, Tensor):
                         by_element = value.shape == parameter.shape
                         value = Held(value, shares.get(parameter) if by_element else None)
@@ -383,6 +384,7 @@ class Checkpoints:
         state, module = self._state(), _inner(self.model)
         wanted = {n: v for n, v in state.items() if not n.startswith("optimizer.state.")}
         parameters, shares = _parameters(module), _shares(self.model)
+        stepped = _stepped_shares(self.optimizer)
         known = saved.keys() | run["holders"].keys()
         if not _is_opaque(self.optimizer):
             every = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -414,7 +416,13 @@ class Checkpoints:
                 raise _Misfit(f"it has no {name}")
             what = value
             if name.startswith("optimizer.state."):
-                what = empty_like_saved(saved[place], value, shares.get(value), alone)
+                like, share = value, shares.get(value)
+                if value in stepped:
+                    share = stepped[value]
+                    like = value.new_empty(share.length)
+                if value in stepped and not like.numel():
+                    continue  # other ranks step the parameter
+                what = empty_like_saved(saved[place], like, share, alone)
             elif isinstance(value, Held) and alone:
                 what = value.alone()
             _check(name, what, saved[place])
@@ -440,8 +448,8 @@ class Checkpoints:
             _seed_all(run["step"] * 1_000_003 + self._rank)
 
     def _set_optimizer(self, values: Mapping[str, Any], parameters: _Parameters) -> None:
-        packed = self.optimizer.state_dict()["param_groups"]
-        state: dict[int, dict[str, Any]] = {}
+        own, shares = self.optimizer.state_dict(), _stepped_shares(self.optimizer)
+        packed, state = own["param_groups"], dict[int, dict[str, Any]]()
         for number, group in enumerate(self.optimizer.param_groups):
             named = list(_named(parameters, group["params"]))
             options = [values[f"optimizer.group.{name}"] for name, _ in named]
@@ -449,11 +457,14 @@ class Checkpoints:
                 raise ValueError(f"the parameters of group {number} were in different groups")
             if options:
                 packed[number].update({k: v for k, v in options[0].items() if k != "number"})
-            for index, (name, _) in zip(packed[number]["params"], named, strict=True):
-                start = f"optimizer.state.{name}/"
+            for index, (name, parameter) in zip(packed[number]["params"], named, strict=True):
+                start, share = f"optimizer.state.{name}/", shares.get(parameter)
                 for key in [key for key in values if key.startswith(start)]:
-                    state.setdefault(index, {})[key.removeprefix(start)] = values[key]
-        self.optimizer.load_state_dict({"state": state, "param_groups": packed})
+                    value = values[key]
+                    if share and isinstance(value, Tensor) and value.shape == (share.length,):
+                        value = Held(value, share)
+                    state.setdefault(index, {})[key.removeprefix(start)] = value
+        self.optimizer.load_state_dict({**own, "state": state, "param_groups": packed})
 
     def _everywhere(self, value: Any) -> list[Any]:
         """Return the values of all ranks."""
@@ -528,7 +539,23 @@ def _named(
 
 def _is_opaque(optimizer: Optimizer) -> bool:
     """Return whether an optimizer keeps its state in its own way."""
-    return type(optimizer).state_dict is not Optimizer.state_dict
+    own = type(optimizer).state_dict is not Optimizer.state_dict
+    return own and not hasattr(optimizer, "parameter_shares")
+
+
+def _stepped_shares(optimizer: Optimizer) -> dict[Tensor, Share]:
+    """Return which elements of parameters this rank steps, if the optimizer divides them."""
+    shares: dict[Tensor, Share] = getattr(optimizer, "parameter_shares", dict)()
+    return shares
+
+
+def _states(optimizer: Optimizer) -> Mapping[Tensor, Mapping[str, Any]]:
+    """Return the state of each parameter; `Held` for what the optimizer divides among ranks."""
+    if not hasattr(optimizer, "parameter_shares"):
+        return optimizer.state
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    saved = optimizer.state_dict()["state"]
+    return {parameters[number]: values for number, values in saved.items()}
 
 
 def _random_state() -> bytes:

@@ -3,12 +3,13 @@
 optimizers.py           `Zero1`, `Zero2`: each rank steps its shard of the parameters
   sharded_optimizer.py    parameter groups, the step, and the test that an optimizer can be sharded
   buckets.py              full parameters on every rank, and a shard of their optimizer state
-  state.py                optimizer state, saved by N ranks and loaded by M ranks
+  optimizer_state.py      their optimizer state, saved and loaded
 fully_sharded.py        `Zero3`: also divides parameters, and gathers them block by block
   sharded_block.py        gathers and frees the parameters of a block, and reduces its gradients
   sharded_module.py       a module made of blocks: optimizers, clipping
-  module_state.py         its parameters and optimizer state, saved by N ranks, loaded by M ranks
+  module_state.py         its parameters and optimizer state, saved and loaded
   wrap_policy.py          which submodules become blocks
+state.py                the format of saved state: saved by N ranks, loaded by M ranks
 shards.py               flat tensors divided evenly among ranks, and the collectives on them
 """
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dtlab.parallel.data.replicas import broadcast
-from dtlab.parallel.zero.module_state import full_state, gathered, load, pieces_of, sharded_state
+from dtlab.parallel.zero.module_state import full_state, gathered, load, sharded_state, spans_of
 from dtlab.parallel.zero.sharded_block import ShardedBlock
 from dtlab.parallel.zero.sharded_optimizer import defaults_of_elementwise
 from dtlab.parallel.zero.shards import Collective, Transport, clip_sharded_grad_norm_
@@ -130,7 +130,7 @@ class ShardedModule(nn.Module):
 
     def parameter_shares(self) -> dict[str, Share]:
         """Return which elements of each flattened parameter this rank has, for `Checkpoints`."""
-        mine = {name: (span,) for name, (_, span) in pieces_of(self).items()}
+        mine = {name: (span,) for name, span in spans_of(self).items()}
         return {
             f"module.{name}": Share(0, shape.numel(), mine.get(name, ()))
             for name, shape in self.shapes.items()
@@ -153,7 +153,7 @@ class ShardedModule(nn.Module):
         gradients. Returns the whole tensors by piece. Call this on all ranks.
         """
         pieces = dict(self.module.named_parameters())
-        return {pieces[name]: whole for name, whole in gathered(self, take)}
+        return {pieces[name]: whole for name, whole in gathered(self, take).items()}
 
     def load_state_dict(  # type: ignore[override]
         self,

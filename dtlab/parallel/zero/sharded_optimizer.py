@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dtlab.parallel.data.replicas import broadcast
 from dtlab.parallel.zero.buckets import ShardedBucket
+from dtlab.parallel.zero.optimizer_state import full_state, load_state, sharded_state, shares
 from dtlab.parallel.zero.shards import Transport, in_packs
-from dtlab.parallel.zero.state import full_state, load_state, shard_state
+from dtlab.training.held import Share
 from dtlab.training.metrics import device_of
 
 __all__ = ["ShardedOptimizer", "all_of", "defaults_of_elementwise"]
@@ -175,39 +176,32 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _masters(self) -> list[Tensor]:
         return [bucket.master for bucket in self._buckets if bucket.master is not bucket.shard]
 
-    def _shard_name(self) -> dict[str, Any]:
-        sizes = [bucket.layout.num_elements for bucket in self._buckets]
-        return {"rank": self._transport.rank, "world_size": self._transport.world_size,
-                "bucket_elements": sizes}  # fmt: skip
-
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's shard of the state, without communication.
+        """Return this rank's part of the state, without communication: see `state.py`.
 
-        Only the same rank, with the same world size, can load it; see `full_state_dict`.
+        Tensors are views of the state: save it before the next step.
         """
         assert self._inner is not None
-        state = shard_state(self._buckets, self._inner, self.param_groups)
-        return {**state, "shard": self._shard_name()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned on this rank, for the same ranks and buckets.
-
-        Raises: ValueError for the state of another shard.
-        """
-        saved = state_dict.get("shard")
-        if saved != self._shard_name():
-            raise ValueError(
-                f"this is the state of another shard: it was saved from {saved}, but this rank is "
-                f"{self._shard_name()}. For another number of ranks save full_state_dict()."
-            )
-        self._load(state_dict, is_whole=False)
+        state: dict[str, Any] = sharded_state(self._buckets, self._inner, self.param_groups)
+        return state
 
     @torch.no_grad()
-    def _load(self, state_dict: Mapping[str, Any], *, is_whole: bool) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> None:
+        """Load this rank's part of a state, which any number of ranks may have saved.
+
+        `state_dict` is a list or generator of what `state_dict` returned on all ranks, in any
+        order. What this rank returned is enough if the ranks and the buckets are the same. It may
+        also be what `full_state_dict` returned. The model loads the parameters.
+        Raises: ValueError if the state lacks elements, or belongs to other parameters or groups.
+        """
         assert self._inner is not None
-        load_state(self._buckets, self._inner, self.param_groups, state_dict, is_whole=is_whole)
+        load_state(self._buckets, self._inner, self.param_groups, state_dict)
         self._copy_options(self._inner.param_groups, self.param_groups)
         self._set_state()
+
+    def parameter_shares(self) -> dict[Tensor, Share]:
+        """Return which elements of each parameter this rank steps, for `Checkpoints`."""
+        return shares(self._buckets)
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return the whole state on every rank, in the format of the optimizer in one process.
@@ -225,7 +219,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Raises: ValueError if the saved parameter groups have other numbers of parameters.
         """
-        self._load(state_dict, is_whole=True)
+        self.load_state_dict(state_dict)
 
 
 def all_of(groups: Iterable[Mapping[str, Any]]) -> list[Any]:

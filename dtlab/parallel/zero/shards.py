@@ -114,6 +114,7 @@ class FlatLayout:
         num_elements: number of elements of all parameters.
         padding: number of elements that make the length of the flat tensor a multiple of N.
         shard_size: number of elements of each shard, at least 1.
+        templates: for each parameter, a tensor on the meta device with its shape and layout.
 
     Raises: ValueError if there is no parameter, or parameters differ in dtype or device.
     """
@@ -128,7 +129,7 @@ class FlatLayout:
             )
         self.dtype, self.device = kinds.pop()
         self.world_size = world_size
-        self._templates = [torch.empty_like(parameter, device="meta") for parameter in parameters]
+        self.templates = [torch.empty_like(parameter, device="meta") for parameter in parameters]
         self.num_elements = sum(parameter.numel() for parameter in parameters)
         self.shard_size = max(1, -(-self.num_elements // world_size))
         self.padding = self.shard_size * world_size - self.num_elements
@@ -150,7 +151,7 @@ class FlatLayout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the view of each parameter in `flat`."""
-        return list(views(flat, self._templates))
+        return list(views(flat, self.templates))
 
     def shard(self, flat: Tensor, rank: int) -> Tensor:
         """Return the view of `flat` that a rank owns."""
@@ -159,7 +160,7 @@ class FlatLayout:
     def pieces(self, rank: int) -> list[Piece]:
         """Return the pieces of parameters in a rank's shard; padding belongs to no piece."""
         begin, pieces, start = rank * self.shard_size, [], 0
-        for index, tensor in enumerate(self._templates):
+        for index, tensor in enumerate(self.templates):
             first = max(begin - start, 0)
             last = min(begin + self.shard_size - start, tensor.numel())
             if first < last:

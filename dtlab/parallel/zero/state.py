@@ -1,209 +1,246 @@
-"""Optimizer state of ZeRO: saved by N ranks, loaded by M ranks.
+"""The format of saved ZeRO state, of all stages: saved by N ranks, loaded by M ranks.
 
-    rank 0    exp_avg of a a a                     {0: {"step": 7, "exp_avg": a a a a}, 1: ...}
-    rank 1    exp_avg of a | b b    ── gathered ──► as in one process ──► cut for any ranks
+    saved by 2 ranks      exp_avg[0:6]            exp_avg[6:12]
+    loaded by 3 ranks     exp_avg[0:4]    exp_avg[4:8]    exp_avg[8:12]
 
-State with one number per element is gathered. Other state, such as a step count, is the same for
-all parts of a parameter and is copied unchanged.
+A rank saves the elements of parameters that it has, and of optimizer state with one value per
+element. Each tensor is `Held`: it knows the place of its elements in the whole tensor, counted in
+memory order, and torch.distributed.checkpoint can write and read it (see `Checkpoints`). Other
+state, such as a step count, is the same for all parts of a parameter, and is saved as it is. So
+the format does not depend on blocks, buckets, padding or ranks.
+
+`Division` says which elements this rank has, and converts between its own values, the saved form
+and whole tensors. `Filling` copies what this rank needs from the states of any number of ranks.
+`optimizer_state.py` uses both for ZeRO stages 1 and 2, `module_state.py` for stage 3.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtlab.parallel.zero.buckets import ShardedBucket
-from dtlab.parallel.zero.shards import Piece, in_memory_order
+from dtlab.parallel.zero.shards import FlatLayout, Transport, in_memory_order
+from dtlab.training.held import Held, Share
 
-__all__ = ["full_state", "load_state", "shard_state"]
+__all__ = ["Division", "Filling", "Key", "Span", "States", "span_of"]
 
-Buckets = Sequence[ShardedBucket]
-Groups = Sequence[Mapping[str, Any]]
-State = dict[int, dict[str, Any]]  # by parameter number, counted through all groups
-
-
-def shard_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Groups) -> Any:
-    """Return the state of this rank's part of each parameter."""
-    state: State = {}
-    masters: dict[int, Tensor] = {}
-    for bucket in buckets:
-        numbers = [bucket.numbers[piece.index] for piece in bucket.pieces]
-        states = zip(numbers, bucket.states(optimizer), strict=True)
-        state |= {number: values for number, values in states if values}
-        if bucket.master is not bucket.shard:
-            masters |= zip(numbers, bucket.parts(bucket.master), strict=True)
-    return {"state": state, "param_groups": _numbered(groups), "masters": masters}
+Key = int | str  # a parameter, by its number in the optimizer or its name in the module
+Span = tuple[int, int]  # start and stop of elements of a parameter, in memory order
+States = dict[Key, dict[str, Any]]  # of parameters; the inner keys are those of an optimizer
 
 
-def full_state(buckets: Buckets, optimizer: torch.optim.Optimizer, groups: Groups) -> Any:
-    """Return the state of whole parameters, on all ranks."""
-    local = shard_state(buckets, optimizer, groups)
-    described = _described(buckets, local["state"])
-    state: State = {
-        number: {k: v for k, v in values.items() if not isinstance(v, torch.dtype)}
-        for number, values in sorted(described.items())
-    }
-    masters: dict[int, Tensor] = {}
-    for bucket in buckets:
-        for key, dtype in _gathered_keys(bucket, described).items():
-            parts = {n: values[key] for n, values in local["state"].items() if key in values}
-            for number, whole in _gather(bucket, parts, dtype).items():
-                if isinstance(described.get(number, {}).get(key), torch.dtype):
-                    state[number][key] = whole
-        if bucket.master is not bucket.shard:
-            masters |= _gather(bucket, local["masters"], bucket.master.dtype)
-    return {"state": state, "param_groups": local["param_groups"], "masters": masters}
+class Division:
+    """Which elements of which parameters this rank has.
 
-
-def _numbered(groups: Groups) -> list[dict[str, Any]]:
-    """Return parameter groups with numbers instead of parameters."""
-    packed, start = [], 0
-    for group in groups:
-        count = len(group["params"])
-        packed.append({**group, "params": list(range(start, start + count))})
-        start += count
-    return packed
-
-
-def _described(buckets: Buckets, local: State) -> State:
-    """Return the state of all ranks' parameters, with a dtype for each tensor to be gathered.
-
-    A rank has state only for parameters of which it has a part, so the ranks exchange these
-    descriptions.
+    Attributes:
+        layouts: flat tensors that the ranks share, each with the keys of its parameters.
+        likes: for each parameter, a tensor on the meta device with its shape and memory layout.
+        spans: this rank's elements of each parameter of which it has any.
     """
-    described: State = {}
-    for bucket in buckets:
-        for piece in bucket.pieces:
-            values = local.get(bucket.numbers[piece.index], {})
-            described[bucket.numbers[piece.index]] = {
-                key: value.dtype if _covers(value, piece) else value
-                for key, value in values.items()
-            }
-    group = buckets[0].transport.group
-    every: list[State] = [{} for _ in range(dist.get_world_size(group))]
-    dist.all_gather_object(every, described, group=group)
-    merged: State = {}
-    for states in every:
-        for number, values in states.items():
-            merged.setdefault(number, {}).update(values)
-    return {number: values for number, values in merged.items() if values}
+
+    def __init__(
+        self, transport: Transport, layouts: Iterable[tuple[FlatLayout, Sequence[Key]]]
+    ) -> None:
+        self.transport, self.layouts = transport, list(layouts)
+        self.likes: dict[Key, Tensor] = {}
+        self.spans: dict[Key, Span] = {}
+        self.devices: dict[Key, torch.device] = {}
+        for layout, keys in self.layouts:
+            self.likes |= zip(keys, layout.templates, strict=True)
+            self.devices |= dict.fromkeys(keys, layout.device)
+            for piece in layout.pieces(transport.rank):
+                self.spans[keys[piece.index]] = piece.start, piece.stop
+
+    @property
+    def shapes(self) -> dict[Key, tuple[int, ...]]:
+        """The shapes of the whole parameters."""
+        return {key: tuple(like.shape) for key, like in self.likes.items()}
+
+    # ------------------------------------------------------------------ this rank's part
+
+    def held(self, key: Key, value: Any) -> Any:
+        """Return a value of this rank's elements as `Held`, and any other value as it is."""
+        if not self.covers(key, value):
+            return value
+        return Held(value, Share(0, self.likes[key].numel(), (self.spans[key],)))
+
+    def held_states(self, states: Mapping[Key, Mapping[str, Any]]) -> States:
+        """Return the saved form of this rank's states, without empty ones."""
+        return {
+            key: {name: self.held(key, value) for name, value in values.items()}
+            for key, values in states.items()
+            if values
+        }
+
+    def covers(self, key: Key, value: Any) -> bool:
+        """Return whether a value has one number for each of this rank's elements."""
+        start, stop = self.spans[key]
+        return isinstance(value, Tensor) and value.shape == (stop - start,)
+
+    # ------------------------------------------------------------------ whole tensors
+
+    def cut(self, key: Key, name: str, whole: Any) -> Any:
+        """Return this rank's elements of a whole tensor, and any other value as it is."""
+        like = self.likes[key]
+        by_element = isinstance(whole, Tensor) and whole.shape == like.shape
+        if not by_element or (not like.ndim and name == "step"):
+            return whole
+        start, stop = self.spans[key]
+        return in_memory_order(whole, like)[start:stop]
+
+    def cut_states(self, wholes: Mapping[Any, Mapping[str, Any]]) -> States:
+        """Return this rank's part of the states of whole parameters."""
+        return {
+            key: {name: self.cut(key, name, value) for name, value in wholes[key].items()}
+            for key in self.spans
+            if key in wholes
+        }
+
+    def gathered(
+        self,
+        layout: FlatLayout,
+        keys: Sequence[Key],
+        parts: Mapping[Key, Tensor],
+        dtype: torch.dtype | None = None,
+    ) -> Iterator[tuple[Key, Tensor]]:
+        """Gather the parameters of one layout from the ranks' parts; a part that lacks is 0."""
+        shard = torch.zeros(layout.shard_size, dtype=dtype or layout.dtype, device=layout.device)
+        for piece in layout.pieces(self.transport.rank):
+            if (part := parts.get(keys[piece.index])) is not None:
+                shard[piece.offset : piece.offset + piece.stop - piece.start] = part
+        for key, whole in zip(keys, self.transport.whole(layout, shard), strict=True):
+            yield key, whole.clone()
+
+    def whole_states(self, states: Mapping[Key, Mapping[str, Any]]) -> States:
+        """Gather the states of whole parameters, on all ranks, from those of all ranks' parts."""
+        described = self._described(states)
+        wholes = {
+            key: {name: v for name, v in values.items() if not isinstance(v, torch.dtype)}
+            for key, values in described.items()
+        }
+        for layout, keys in self.layouts:
+            for name, dtype in _to_gather(keys, described).items():
+                parts = {key: states[key][name] for key in keys if name in states.get(key, {})}
+                for key, whole in self.gathered(layout, keys, parts, dtype):
+                    if isinstance(described.get(key, {}).get(name), torch.dtype):
+                        wholes[key][name] = whole
+        return wholes
+
+    def _described(self, states: Mapping[Key, Mapping[str, Any]]) -> States:
+        """Return the states of all ranks, with a dtype for each tensor that must be gathered.
+
+        A rank has state only for parameters of which it has elements, so the ranks exchange these
+        descriptions.
+        """
+        mine = {
+            key: {n: v.dtype if self.covers(key, v) else v for n, v in values.items()}
+            for key, values in states.items()
+            if values
+        }
+        every: list[States] = [{} for _ in range(self.transport.world_size)]
+        dist.all_gather_object(every, mine, group=self.transport.group)
+        merged: Any = {}
+        for each in every:
+            for key, values in each.items():
+                merged.setdefault(key, {}).update(values)
+        return dict(sorted(merged.items()))  # in an order that does not depend on the layouts
 
 
-def _covers(value: Any, piece: Piece) -> bool:
-    """Return whether a value has one number per element of a piece."""
-    return isinstance(value, Tensor) and value.shape == (piece.stop - piece.start,)
-
-
-def _gathered_keys(bucket: ShardedBucket, described: State) -> dict[str, torch.dtype]:
-    """Return the keys to gather, in the same order on all ranks because gathers are collective."""
+def _to_gather(keys: Sequence[Key], described: States) -> dict[str, torch.dtype]:
+    """Return what to gather, in the same order on all ranks because gathers are collective."""
     return {
-        key: value
-        for number in sorted(bucket.numbers)
-        for key, value in sorted(described.get(number, {}).items())
+        name: value
+        for key in keys
+        for name, value in sorted(described.get(key, {}).items())
         if isinstance(value, torch.dtype)
     }
 
 
-def _gather(
-    bucket: ShardedBucket, parts: Mapping[int, Tensor], dtype: torch.dtype
-) -> dict[int, Tensor]:
-    """Gather whole tensors from the parts on each rank; return them by parameter number."""
-    shard = torch.zeros(bucket.layout.shard_size, dtype=dtype, device=bucket.layout.device)
-    for piece, place in zip(bucket.pieces, bucket.parts(shard), strict=True):
-        part = parts.get(bucket.numbers[piece.index])
-        if part is not None:
-            place.copy_(part)
-    whole = bucket.transport.whole(bucket.layout, shard)
-    return {n: view.clone() for n, view in zip(bucket.numbers, whole, strict=True)}
+# Loading the states of other ranks ---------------------------------------------------------------
 
 
-# Loading -------------------------------------------------------------------------------------
+class Filling:
+    """This rank's part of a state, copied from the saved parts of any number of ranks.
 
-
-def load_state(
-    buckets: Buckets,
-    optimizer: torch.optim.Optimizer,
-    groups: Groups,
-    saved: Mapping[str, Any],
-    *,
-    is_whole: bool,
-) -> None:
-    """Load this rank's optimizer state and master weights from a whole state, or from its shard.
-
-    Raises: ValueError if the saved parameter groups have other numbers of parameters.
+    `states` is the result, complete once `refuse_gaps` has returned. Tensors that are in it at the
+    start are filled in place.
     """
-    sizes = [len(group["params"]) for group in groups]
-    saved_sizes = [len(group["params"]) for group in saved["param_groups"]]
-    if saved_sizes != sizes:
-        raise ValueError(
-            f"the saved state has groups of {saved_sizes} parameters, but this optimizer has "
-            f"groups of {sizes}. Make both with the same parameters in the same order."
-        )
-    states: dict[Tensor, dict[str, Any]] = {}
-    for bucket in buckets:
-        parts = [_part(bucket, piece, saved, is_whole) for piece in bucket.pieces]
-        if not _go_together(bucket, parts):
-            bucket.split(optimizer)
-        remaining = iter(parts)
-        for run, segment in zip(bucket.runs, bucket.segments, strict=True):
-            values = [next(remaining) for _ in run]
-            if values[0]:
-                states[segment] = _joined(run, values)
-    segments = [segment for group in optimizer.param_groups for segment in group["params"]]
-    numbered = {n: states[segment] for n, segment in enumerate(segments) if segment in states}
-    inner = optimizer.state_dict()["param_groups"]
-    merged = [
-        {**new, "params": old["params"]}
-        for old, new in zip(inner, saved["param_groups"], strict=True)
-    ]
-    optimizer.load_state_dict({"state": numbered, "param_groups": merged})
+
+    def __init__(self, division: Division, states: States | None = None) -> None:
+        self.division, self.states = division, states or {}
+        self._found: dict[Key, list[Span]] = {}
+
+    def check(self, saved: Mapping[Key, Sequence[int]]) -> None:
+        """Raise ValueError unless this model has all saved parameters, with the saved shapes."""
+        shapes = self.division.shapes
+        for key, shape in saved.items():
+            if key not in shapes:
+                raise ValueError(f"the saved state has {_named(key)}, which is not in this model.")
+            if tuple(shape) != shapes[key]:
+                raise ValueError(
+                    f"{_named(key)} has the shape {shapes[key]} in this model, but {tuple(shape)} "
+                    "in the saved state."
+                )
+
+    def take(self, spans: Mapping[Key, Span], states: Mapping[Key, Mapping[str, Any]]) -> None:
+        """Copy what this rank needs from a part that has these elements of parameters."""
+        for key in spans.keys() & self.division.spans.keys():
+            self._found.setdefault(key, []).append(spans[key])
+        for key in states.keys() & self.division.spans.keys():
+            start, stop = self.division.spans[key]
+            state = self.states.setdefault(key, {})
+            for name, value in states[key].items():
+                if not isinstance(value, Held):
+                    state.setdefault(name, value)
+                    continue
+                if name not in state:
+                    place = torch.zeros(stop - start, dtype=value.dtype)
+                    state[name] = place.to(self.division.devices[key])
+                _copy_overlap(value, state[name], (start, stop))
+
+    def refuse_gaps(self) -> None:
+        """Raise ValueError if no part had some of the elements that this rank needs."""
+        missing = {
+            key: count
+            for key, span in self.division.spans.items()
+            if (count := _uncovered(span, self._found.get(key, [])))
+        }
+        if missing:
+            key, count = next(iter(missing.items()))
+            others = len(missing) - 1
+            more = f", and elements of other parameters ({others})" if others else ""
+            raise ValueError(
+                f"the saved state lacks {count} elements of {_named(key)} that this rank "
+                f"needs{more}. Pass the states of all ranks."
+            )
 
 
-def _part(
-    bucket: ShardedBucket, piece: Piece, saved: Mapping[str, Any], is_whole: bool
-) -> dict[str, Any]:
-    """Return the state of a piece, and load its master weights."""
-    number, like = bucket.numbers[piece.index], bucket.parameters[piece.index]
-
-    def cut(key: str, value: Any) -> Any:
-        if is_whole and _is_by_element(key, value, like):
-            return in_memory_order(value, like)[piece.start : piece.stop]
-        return value
-
-    if number in saved.get("masters", {}) and bucket.master is not bucket.shard:
-        place = bucket.parts(bucket.master)[bucket.pieces.index(piece)]
-        place.copy_(cut("master", saved["masters"][number]))
-    return {key: cut(key, value) for key, value in saved["state"].get(number, {}).items()}
+def span_of(held: Held) -> Span:
+    """Return the place of a part's elements in the whole parameter."""
+    ((offset, chunk),) = held.chunks.items()
+    return offset[0], offset[0] + len(chunk)
 
 
-def _is_by_element(key: str, value: Any, like: Tensor) -> bool:
-    """Return whether a value has one number per element; a step count does not."""
-    if not isinstance(value, Tensor) or value.shape != like.shape:
-        return False
-    return like.ndim > 0 or key != "step"
+def _named(key: Key) -> str:
+    return key if isinstance(key, str) else f"parameter {key}"
 
 
-def _go_together(bucket: ShardedBucket, parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all parts have the same keys, and equal values that are not per element."""
-    rest = [
-        {k: v.tolist() if isinstance(v, Tensor) else v
-         for k, v in part.items() if not _covers(v, piece)}
-        for piece, part in zip(bucket.pieces, parts, strict=True)
-    ]  # fmt: skip
-    keys = [part.keys() for part in parts]
-    return all(each == rest[0] for each in rest) and all(each == keys[0] for each in keys)
+def _copy_overlap(held: Held, into: Tensor, span: Span) -> None:
+    """Copy the elements that a part and `into`, which has those of `span`, have in common."""
+    start, stop = span_of(held)
+    first, last = max(start, span[0]), min(stop, span[1])
+    if first < last:
+        into[first - span[0] : last - span[0]].copy_(held.local[first - start : last - start])
 
 
-def _joined(run: Sequence[Piece], parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a copy of the state of pieces that are stepped as one tensor."""
-    return {
-        key: torch.cat([part[key] for part in parts])
-        if _covers(value, run[0])
-        else copy.deepcopy(value)
-        for key, value in parts[0].items()
-    }
+def _uncovered(span: Span, found: Iterable[Span]) -> int:
+    """Return how many elements of a span are in none of the spans that were found."""
+    (at, stop), count = span, 0
+    for begin, end in sorted(found):
+        count += max(0, min(begin, stop) - at)
+        at = max(at, end)
+    return count + max(0, stop - at)

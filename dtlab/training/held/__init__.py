@@ -54,12 +54,18 @@ class Share:
     """Which part of a parameter a rank has: these ranges of the whole tensor's `dim`, joined.
 
     `size` is that of the whole dim. A module with divided parameters has a method
-    `parameter_shares` that returns {name: Share}; `Checkpoints` needs nothing else from it.
+    `parameter_shares` that returns {name: Share}; `Checkpoints` needs nothing else from it. An
+    optimizer that divides its state has one that returns {parameter: Share}.
     """
 
     dim: int
     size: int
     ranges: tuple[tuple[int, int], ...]  # start and stop of each
+
+    @property
+    def length(self) -> int:
+        """The size of the part along the dim."""
+        return sum(stop - start for start, stop in self.ranges)
 
 
 class Held:
@@ -107,6 +113,10 @@ class Held:
             )
             for place in self.__create_chunk_list__()
         ]
+
+
+# So that `torch.load(file, weights_only=True)` reads a state of ZeRO: it has no code to run.
+torch.serialization.add_safe_globals([Held])
 
 
 class Saving(DefaultSavePlanner):
