@@ -103,9 +103,9 @@ def warm() -> None:
 
 
 @pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """As in a terminal or a kernel. What a shell starts in the background has Ctrl-C ignored, so
-    have xdist's workers, and both hand that on to what they start."""
+def receives_ctrl_c() -> Iterator[None]:
+    """Lets this process receive Ctrl-C, as in a terminal or a kernel. Background processes of a
+    shell ignore it, and so do xdist's workers and the processes that they start."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -15,17 +15,17 @@ __all__ = ["boxes", "check_layout", "lines", "programs_words", "texts"]
 
 
 def lines(figure: Figure) -> dict[str, Any]:
-    """Its lines by their names."""
+    """The lines of a figure by their names."""
     return {line.get_gid(): line for axes in figure.axes for line in axes.lines}
 
 
 def texts(figure: Figure) -> list[str]:
-    """Its words, but those at ticks."""
+    """The texts of a figure, except those at ticks."""
     return [text.get_text() for text in _words(figure)]
 
 
 def boxes(figure: Figure, name: str) -> list[Any]:
-    """Its patches of that name."""
+    """The patches of a figure that have this name."""
     return [patch for axes in figure.axes for patch in axes.patches if patch.get_gid() == name]
 
 

@@ -25,7 +25,7 @@ HEARD = 7  # exit status of a worker that met ConnectionError
 
 
 class _Model(nn.Module):
-    """On each of two servers a parameter that counts the pushes of three workers."""
+    """A model with a parameter on each of two servers that counts the pushes of three workers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -69,7 +69,7 @@ def blocking_pair() -> None:
 
 @program(2)
 def non_blocking_pair() -> None:
-    """The same with isend and irecv, in both directions at once, and with tags."""
+    """Both ranks send and receive with isend and irecv at once, with tags."""
     rank, other = dist.get_rank(), 1 - dist.get_rank()
     inbox = [torch.zeros(8) for _ in range(3)]
     works = [dist.irecv(inbox[tag], src=other, tag=tag) for tag in (2, 0, 1)]

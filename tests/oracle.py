@@ -191,7 +191,7 @@ def worlds(program: Program) -> list[dict[Place, int]]:
 
 
 def verdicts_of_every_interleaving(program: Program) -> frozenset[Verdict]:
-    """The same as `verdicts`, by brute force: one step of one rank at a time, in every order.
+    """Compute `verdicts` by brute force: one step of one rank at a time, in every order.
 
     For small programs, to check what the head of this file says.
     """
@@ -355,12 +355,12 @@ def random_program(rng: random.Random) -> Program:
 
 
 def programs() -> st.SearchStrategy[Program]:
-    """The same for Hypothesis, which shrinks what the generator draws."""
+    """Random programs for Hypothesis, which shrinks the numbers that the generator draws."""
     return st.randoms(use_true_random=False).map(random_program)
 
 
 def unshrinkable_programs() -> st.SearchStrategy[Program]:
-    """The same, evenly: for tests too slow to shrink, as Hypothesis prefers simple draws."""
+    """Random programs without shrinking, for slow tests; Hypothesis would prefer simple ones."""
     return st.integers(0, 2**32).map(lambda seed: random_program(random.Random(seed)))
 
 

@@ -61,7 +61,7 @@ class StayingBench:
         world_size: int = 2,
         timeout: float = 30.0,
     ) -> Run:
-        """As `dtlab.launch`: the same arguments, the same result, the same errors."""
+        """Run `fn` with the arguments, the result and the errors of `dtlab.launch`."""
         session = self._opened(world_size)
         self._signal(world_size, signal.SIGCONT)
         try:
@@ -144,7 +144,7 @@ BENCH = StayingBench()
 
 
 def on_ranks(fn: Callable[..., Any], *args: Any, **options: Any) -> Run:
-    """As `dtlab.launch`; on ranks that stay, or on fresh ones where an option needs them."""
+    """Launch like `dtlab.launch`, on ranks that stay, or on fresh ones if an option needs them."""
     if options.get("backend") == "gloo":
         del options["backend"]
     if options.keys() <= {"world_size", "timeout"}:

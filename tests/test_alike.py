@@ -123,7 +123,7 @@ class Renamed(ast.NodeTransformer):
 
 
 def disguised(source: str, prefix: str = "x") -> str:
-    """The same program with other names, texts and layout, and its functions in another order."""
+    """Rewrite a program with other names, texts and layout, and its functions in another order."""
     tree = ast.parse(source)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     rest = [node for node in tree.body if node not in functions]
@@ -133,7 +133,7 @@ def disguised(source: str, prefix: str = "x") -> str:
 
 
 def longer(source: str, number: int, seed: int = 3) -> str:
-    """With lines put in at random that do nothing."""
+    """Insert lines without an effect at random places."""
     tree, generator = ast.parse(source), random.Random(seed)
     bodies = [n.body for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.For)]
     for _ in range(number):

@@ -516,7 +516,7 @@ ODD = [
     "strange", [*NUMBERS, *ODD], ids=lambda one: repr(one).partition(" at 0x")[0]
 )
 def test_an_answer_of_any_shape_loses_only_its_own_points(part: Any, strange: Any) -> None:
-    """In each question in turn, all others being right; another shape gets no hint on content."""
+    """Each question gets the value in turn, while all others are right. No hint has content."""
     answers = right(part.name, "ada")
     given = part.check.named(part.check.given(part.symbol, "ada"))
     for question in part.check.questions:

@@ -422,7 +422,7 @@ LONG = ("--collectives", "all_reduce", "--end", "256MiB", "--factor", "2", "--se
 
 @pytest.mark.proof
 @pytest.mark.slow
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("receives_ctrl_c")
 def test_an_interrupt_shows_what_was_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtlab", "bench", "--ranks", "2", "--backend", "gloo"]
     program = subprocess.Popen(
@@ -449,7 +449,7 @@ def interrupted(program: subprocess.Popen[str], folder: Path) -> tuple[str, str]
 
 @pytest.mark.proof
 @pytest.mark.slow
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("receives_ctrl_c")
 def test_an_interrupt_under_torchrun_too(tmp_path: Path) -> None:
     program = under_torchrun(tmp_path, *LONG)
     out, err = interrupted(program, tmp_path)

@@ -205,7 +205,7 @@ def ring_all_reduce_in_chunks() -> None:
 
 @correct(2)
 def a_receive_posted_early() -> None:
-    """Its tensor is read and sent first: the message is sent because of that, so it is later."""
+    """Rank 0 reads and sends the tensor first, and only then does rank 1 send its message."""
     x = torch.ones(1000)
     if me() == 0:
         arriving = dist.irecv(x, 1)

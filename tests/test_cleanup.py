@@ -94,7 +94,7 @@ def test_children_that_ranks_forked_are_ended(
     assert gone(children_in(tmp_path), within=0.5)
 
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("receives_ctrl_c")
 def test_interrupting_ends_every_rank_and_leaves_the_process_usable(tmp_path: Path) -> None:
     def wait_for_ever() -> None:
         (tmp_path / f"rank-{os.getpid()}").touch()

@@ -142,7 +142,7 @@ class LatePowerSGD(PowerSGD):
 
 
 def late_power_sgd(rank: int) -> Compressor:
-    """With the Q with which PyTorch's begins: it draws the seed from NumPy."""
+    """Starts with PyTorch's Q, whose seed comes from NumPy."""
     return LatePowerSGD(rank, seed=int(np.random.RandomState(0).randint(1_000_000_000)))
 
 

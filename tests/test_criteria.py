@@ -152,7 +152,7 @@ class Named(Staged):
 
 
 def test_a_blocked_criterion_names_the_case_that_failed() -> None:
-    """With all of its name, also in a trial of several cases."""
+    """The message has the case's whole name, also in a trial of several cases."""
     crash = RankError(
         "crash", failures={0: Failure("ValueError", "no", traceback="(in case 1 of this check)")}
     )

@@ -171,7 +171,7 @@ class Defenders(Class):
         nbformat.write(notebook, folder / "05_level_3.ipynb")
 
     def give(self, student: str, points: float) -> None:
-        """As an instructor does in formgrader."""
+        """Give points as an instructor does in formgrader."""
         with self.book() as book:
             row = book.find_grade("defence", "05_level_3", NAME, student)
             row.manual_score, row.needs_manual_grade = points, False

@@ -39,7 +39,7 @@ def layers_of(seed: int, count: int = 4, **switches: Any) -> tuple[nn.Sequential
 
 
 def operations(fn: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """Of forward and backward: two for each multiplication and addition of matrices."""
+    """FLOPs of forward and backward: two for each multiplication and addition of matrices."""
     with FlopCounterMode(display=False) as counter:
         fn(x).sum().backward()
     return counter.get_total_flops()
@@ -88,7 +88,7 @@ def test_fewer_checkpoints_cost_fewer_operations_and_more_memory(seed: int) -> N
 
 
 def test_sizes_without_data_are_those_of_real_runs() -> None:
-    """So a layer too large for this machine can be measured on the meta device."""
+    """This is why a layer too large for this machine can be measured on the meta device."""
     layers, x = layers_of(0, count=2)
     model = checkpoint_every(layers, 1)
     real = [peak_bytes(model, x), operations(model, x), saved_bytes(model, x).by_module]

@@ -263,7 +263,7 @@ def moved(start: nn.Module, rows: Sequence[Tensor], rate: float) -> Tensor:
 
 
 def ends_apart(rate: float, seed: int) -> list[float]:
-    """Of one large step, not scaled, by the square root, linear; from eight small ones."""
+    """Distances of eight small steps from a large one: unscaled, by the square root, linear."""
     start = MLP(64, 128, 128, 10, seed=seed)
     order = torch.randperm(len(data().train), generator=torch.Generator().manual_seed(seed))
     small = moved(start, order[:256].split(32), rate)
@@ -292,7 +292,7 @@ def updates(batch: int, rate: float, seed: int) -> Tensor:
 
 
 def noise(batch: int, rate: float, seed: int) -> list[float]:
-    """Of one update, of 512 samples; and how far 512 samples go."""
+    """The noise of one update and of 512 samples, and how far 512 samples move the parameters."""
     one = updates(batch, rate, seed)
     of_512 = one.unflatten(0, (-1, 512 // batch)).sum(1)
     way = of_512.mean(0).square().sum()
@@ -374,7 +374,7 @@ def training(
 
 
 def error_of(model: nn.Module) -> float:
-    """In percent."""
+    """The test error in percent."""
     images, labels = data().test.tensors
     return 100 * float((model(images).argmax(1) != labels).float().mean())
 

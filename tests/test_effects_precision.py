@@ -55,7 +55,7 @@ def drawn(seed: int, batch: int, updates: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def error_of(model: nn.Module) -> float:
-    """In percent; without knowing anything it is about 90."""
+    """The test error in percent; guessing gives about 90."""
     images, labels = data().test.tensors
     logits = model(images.to(next(model.parameters()).dtype))
     return 100 * float((logits.argmax(1) != labels).float().mean())

@@ -102,7 +102,7 @@ def test_column_parallel_cuts_the_rows_of_what_linear_stores() -> None:
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
-    """The same numbers on every rank."""
+    """A tensor of random numbers that are the same on every rank."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -153,7 +153,7 @@ def of_a_norm(seed: int, is_librarys: bool) -> float:
 
 
 def norms(seed: int, is_librarys: bool) -> float:
-    """By how much of the true norm the one that a rank finds is off."""
+    """The relative error of the gradient norm that a rank computes."""
     torch.manual_seed(seed)
     dense = Block(GPTConfig(width=16, num_heads=4))
     shared = ParallelBlock.from_dense(dense)
@@ -194,7 +194,7 @@ def steps_of_a_gpt(axis: str, count: int) -> None:
 
 
 def test_tensor_parallelism_sends_more_than_a_pipeline() -> None:
-    """In bsh: 6 in each of four layers and 3 at both ends, against 2 on a middle stage."""
+    """In units of bsh: 6 in each of four layers and 3 at both ends; a middle stage sends 2."""
     sent = {}
     for axis in ("tensor", "pipeline"):
         once, twice = (

@@ -265,7 +265,7 @@ def test_prefetch_shortens_a_step_on_the_emulated_wire() -> None:
 
 
 def losses(stage: int | None, seed: int) -> list[float]:
-    """Of four steps; stage None: one process."""
+    """The losses of four steps with a stage; None stands for one process."""
     gpt = GPT(CONFIG, seed=seed)
     model, optimizer = (gpt, Adam(gpt.parameters(), lr=3e-3)) if stage is None else wrapped(
         stage, gpt)  # fmt: skip
@@ -284,7 +284,7 @@ def losses(stage: int | None, seed: int) -> list[float]:
 
 
 def all_stages() -> dict[tuple[int | None, int], list[float]]:
-    """By stage and seed; one process beside them."""
+    """The losses by stage and seed; stage None stands for one process."""
     stages = *range(4), None
     return {(stage, seed): losses(stage, seed) for seed in SEEDS for stage in stages}
 

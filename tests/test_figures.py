@@ -76,7 +76,7 @@ def training_step() -> Trace:
 
 
 def bars(figure: Figure) -> dict[str, list[tuple[float, float, float, float]]]:
-    """Of a timeline: the boxes of each group, as (start, end, low, high), by the group's name."""
+    """The boxes of each group of a timeline, as (start, end, low, high), by the group's name."""
     found = {}
     for collection in figure.axes[0].collections:
         if isinstance(collection, PolyCollection) and collection.get_gid():

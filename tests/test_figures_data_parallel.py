@@ -26,7 +26,7 @@ from tests.drawn import check_layout, lines, texts
 
 
 def boxes(figure: Figure, name: str) -> dict[str, tuple[float, float]]:
-    """From when to when the boxes lie whose name matches a pattern."""
+    """The start and end of each box whose name matches a pattern."""
     found = {}
     for axes in figure.axes:
         for patch in axes.patches:

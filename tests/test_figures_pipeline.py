@@ -34,7 +34,7 @@ def drawn(figure: Figure, gid: str) -> list[Any]:
 
 
 def spans(figure: Figure, gid: str) -> list[tuple[float, float]]:
-    """From when to when the boxes of a kind lie, in seconds."""
+    """The start and end of each box of a kind, in seconds."""
     found = []
     for each in drawn(figure, gid):
         for path in each.get_paths():

@@ -285,7 +285,7 @@ RINGS = {
 def test_bytes_on_the_wire(
     ranks: int, micro: int, no_sync: bool, options: dict[str, Any], psi: int
 ) -> None:
-    """Of two steps more, so that wrapping does not count; padding is below 0.1 % here."""
+    """The bytes are those of two further steps, without wrapping; padding is below 0.1 %."""
     few, many = (
         on_ranks(steps_of, count, micro, no_sync, options, world_size=ranks)
         for count in (1, 3)
@@ -334,7 +334,7 @@ def calls() -> list[str]:
 
 @pytest.mark.slow
 def test_the_next_block_is_gathered_while_one_computes() -> None:
-    """As drawn at the top of the module: the gather of a block is before its compute."""
+    """The order is that of the module's drawing: a block's gather comes before its compute."""
     for log in on_ranks(calls, world_size=2).values:
         assert log == [
             "gather root", "gather 0", "compute root", "gather 1", "compute 0",
@@ -446,7 +446,7 @@ def test_without_prefetch_it_is_one_block_and_with_no_blocks_it_is_all() -> None
 
 
 def full_gradients(model: Any) -> State:
-    """By adding gradients to zeros: what a step of plain descent at rate 1 takes away."""
+    """The whole gradients, as the difference that a step of plain SGD at rate 1 makes."""
     before = model.full_state_dict()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     after = model.full_state_dict()

@@ -30,7 +30,7 @@ def batch_of(step: int, size: int = BATCH) -> tuple[Tensor, Tensor]:
 def one_process(
     steps: int, calls: int, dtype: torch.dtype
 ) -> tuple[list[Step], dict[str, Tensor]]:
-    """The same steps by a plain loop; `calls` batches make up the gradient of one step."""
+    """Train in one process by a plain loop; the gradient of one step is of `calls` batches."""
     model = GPT(CONFIG).to(dtype)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     found = []

@@ -191,7 +191,7 @@ def run_of(folder: Path) -> tuple[NotebookNode, dict[str, dict[str, Any]]]:
 
 
 def figures_of(notebook: NotebookNode) -> dict[str, NotebookNode]:
-    """By the cell that shows it."""
+    """The figures by the cell that shows them."""
     shown = [(one.id, output) for one in notebook.cells for output in one.get("outputs", [])]
     return {name: output for name, output in shown if has_figure(output)}
 

@@ -181,7 +181,7 @@ def mark(path: Path, name: str) -> str:
 
 
 def worsen(patch: pytest.MonkeyPatch) -> None:
-    """As if a check had been fixed: right answers earn half of it."""
+    """Let right answers earn half of the points, as if a check had been changed."""
     run = Questions.run
 
     def half(self: Questions, *words: object) -> object:
@@ -306,7 +306,7 @@ def test_parts_to_be_judged_again_are_still_so_after_a_stop(group: Class, kept: 
 def test_a_stop_in_the_middle_of_booking_is_noticed(
     group: Class, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the process is killed: the files are gone, and what is kept says so."""
+    """After a kill the files are gone, and the stored record says so."""
 
     def killed(*_: object) -> None:
         group.autograded("ada").write_text("hal")
@@ -593,7 +593,7 @@ def sound(group: Class) -> bool:
 
 @pytest.mark.proof
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("receives_ctrl_c")
 def test_ctrl_c_ends_it_at_once_and_the_same_command_continues(slow_group: Class) -> None:
     running = Running(slow_group, "--jobs", "2")
     seconds, out, error = running.end(signal.SIGINT)
@@ -693,7 +693,7 @@ def test_memory_does_not_grow_with_the_number_of_submissions(
 
 
 def plainly(group: Class, student: str) -> None:
-    """As `nbgrader autograde` does it."""
+    """Grade a student with `nbgrader autograde`."""
     config = group.directory.config.copy()
     here = CourseDirectory(config=config)
     here.assignment_id, here.student_id = NAME, student

@@ -107,7 +107,7 @@ def _deep(layers: int, inside: bytes) -> bytes:
 
 
 def _lists(count: int) -> bytes:
-    """As many empty lists, in a list: a byte each here, and 64 in memory."""
+    """A list of `count` empty lists, each of which takes a byte here and 64 in memory."""
     return b"\xdd" + count.to_bytes(4, "big") + b"\x90" * count
 
 

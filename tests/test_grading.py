@@ -171,7 +171,7 @@ def test_an_unknown_part_lists_those_of_its_unit(name: str, words: str) -> None:
 
 
 def test_a_part_with_an_earlier_name_says_how_to_renew_the_notebook() -> None:
-    """Also for a cell that a learner's copy of an earlier release still has."""
+    """This is for cells in a learner's copy of an earlier release."""
     renew = r"\. To renew a notebook of an earlier release: dtlab start 01 --renew$"
     with pytest.raises(DtlabError, match=renew):
         check("01/earlier_name", {"diagnosis": {}, "fixed": print})
@@ -586,7 +586,7 @@ def test_a_crash_names_size_message_and_line() -> None:
 def test_a_wrong_call_of_the_check_names_the_cell_of_the_definition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the rank only the file is known; in the notebook, its cell."""
+    """The rank has only the file's name; the notebook has the number of its cell."""
     monkeypatch.setattr("dtlab.ranks.watch.locate._cell_numbers", lambda: {"/tmp/k/12.py": 3})
     for file, where in (("/tmp/k/12.py", "cell 3"), ("/tmp/k/a.py", "/tmp/k/a.py")):
         note = f"TypeError: no\n(the answer is defined in {file}, line 2:   def f(x):)"

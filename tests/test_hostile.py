@@ -44,7 +44,7 @@ def judging() -> Iterator[Judging]:
 
 
 def entries() -> Iterator[object]:
-    """All of them, the honest one last."""
+    """All entries of the catalogue, the honest one last."""
     for entry in [*CATALOGUE, HONEST]:
         marks = () if entry.quick else pytest.mark.proof
         yield pytest.param(entry, id=entry.name, marks=marks)

@@ -171,7 +171,7 @@ def kept() -> Iterator[Kept]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One in time, one within the minutes of grace, one a day and three hours late."""
+    """A student in time, one within the minutes of grace, one a day and three hours late."""
     with pytest.MonkeyPatch.context() as patch:
         keep_path(patch)
         folder = tmp_path_factory.mktemp("made") / "course"
@@ -309,7 +309,7 @@ def test_settings_that_make_no_sense_stop_it_before_it_begins(
 
 @pytest.mark.slow
 def test_a_time_that_cannot_be_read_takes_nothing_off(group: Class) -> None:
-    """Not even when an earlier submission was late; other zones are converted."""
+    """This holds even if an earlier submission was late; times of other zones are converted."""
     group = set_up(group, RULES)
     group.grade()
     assert penalties(group)["cyd"] == 1.2

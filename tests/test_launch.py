@@ -288,7 +288,7 @@ def test_the_server_has_one_thread_and_its_name() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="huge pages are Linux's")
 def test_the_server_tidies_its_memory_though_launches_leave_no_time_for_it(script: Path) -> None:
-    """In huge pages: a rank is then forked, and ends, for three fifths of the CPU time."""
+    """With huge pages, forking and ending a rank takes three fifths of the CPU time."""
     done = run_script(
         script,
         """
@@ -430,7 +430,7 @@ def test_with_a_gpu_for_every_rank_nccl_moves_what_is_there_and_gloo_what_is_not
 
 
 def test_ranks_see_no_gpu_where_there_are_too_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else `fully_shard` and scripts place a model on a GPU that only some ranks have."""
+    """Otherwise `fully_shard` and scripts would use a GPU that only some ranks have."""
 
     def visible() -> str | None:
         return os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -629,7 +629,7 @@ def test_a_script_may_end_by_sys_exit(script: Path) -> None:
 
 def test_a_function_with_other_parameters_is_refused_at_once() -> None:
     def train(rank: int, world_size: int) -> None:
-        """As mp.spawn calls it."""
+        """A function with the parameters that mp.spawn passes."""
 
     with pytest.raises(dtlab.LaunchError) as error:
         dtlab.launch(train, 2, world_size=2)

@@ -84,7 +84,7 @@ def _rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
 
 
 def _composed(warmup: int, total: int, decay: str, start: float, end: float) -> LRScheduler:
-    """The same from PyTorch's own: LinearLR, and then one of its decays."""
+    """The same schedule from PyTorch's schedulers: LinearLR, and then one of its decays."""
     optimizer, left = _optimizer(), total - warmup
     after: dict[str, Any] = {
         "linear": partial(lr_scheduler.LinearLR, start_factor=1, end_factor=end, total_iters=left),

@@ -66,7 +66,7 @@ def _local(steps: int, momentum: float = 0.0, until: int = 0) -> tuple[list[list
 
 
 def _alone(n: int, when: str, momentum: float) -> list[list[list[Tensor]]]:
-    """The same in one process: n models side by side; for each step, what each of them is."""
+    """Train n models next to each other in one process; return each model after each step."""
     models = [_model(seed=0) for _ in range(n)]
     optimizers = [_sgd(model, momentum) for model in models]
     history = []

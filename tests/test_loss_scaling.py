@@ -100,7 +100,7 @@ def happens(training: Training, event: tuple[Any, ...]) -> str:
 
 
 def alike(ours: Training, theirs: Training, events: list[tuple[Any, ...]]) -> None:
-    """To the last bit, after each event."""
+    """Check that both are equal to the last bit after each event."""
     for number, event in enumerate(events):
         outcomes = happens(ours, event), happens(theirs, event)
         assert outcomes[0] == outcomes[1], (number, event, outcomes)

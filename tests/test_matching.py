@@ -57,7 +57,7 @@ class Call:
         return Call("", "", self.number, WAIT)
 
     def got(self, source: int) -> Call:
-        """It has received from any source, and this is the rank that sent."""
+        """The record that a receive from any source got its message from `source`."""
         return Call("", "", self.number, SOURCE, source)
 
 
@@ -66,7 +66,7 @@ def send(peer: int, content: str = "float32 x 4", tag: int = 0, kind: int = CALL
 
 
 def recv(peer: int = -1, content: str = "float32 x 4", tag: int = 0, kind: int = CALL) -> Call:
-    """Without a peer: from any source."""
+    """A receive; without a peer it is from any source."""
     return Call("recv", content, next(_numbers), kind, peer, tag)
 
 
@@ -245,7 +245,7 @@ def test_one_rank_leaves_without_the_last_collective() -> None:
     "other", ["float32[4], MAX", "float64[4], SUM", "float32[2, 2], SUM", "float32[5], SUM"]
 )
 def test_collectives_that_meet_must_have_equal_arguments(other: str) -> None:
-    """Also where the backend would return wrong numbers without a word."""
+    """This also holds where the backend would return wrong numbers without an error."""
     ranks = Ranks(2)
     ranks.does(0, all_reduce())
     ranks.does(1, all_reduce(other))
@@ -422,7 +422,7 @@ def test_operations_in_gpus_queues_must_fit_too() -> None:
 
 
 def test_the_oldest_incomplete_operation_of_a_gpus_queue_is_named() -> None:
-    """As the time limit's error needs it, from what the ranks wrote to their boards."""
+    """The error at the time limit needs this; it is read from the ranks' boards."""
     board = Board(2)
     watcher = Watcher(board, [os.getpid()] * 2)
     for rank, calls in enumerate((["all_reduce()", "broadcast()", "barrier()"], ["all_reduce()"])):

@@ -280,7 +280,7 @@ def leftovers() -> dict[str, Any]:
 
 
 def is_ours(group: Path) -> bool:
-    """Only those of this process: other programs on this machine may have sandboxes, too."""
+    """Whether a control group is of this process, since other programs may have sandboxes, too."""
     try:
         owner = psutil.Process(int(group.name.removeprefix("dtlab-")))
         return any(parent.pid == os.getpid() for parent in owner.parents())
@@ -332,7 +332,7 @@ def test_groups_whose_owners_were_killed_are_removed_by_others(server: Server) -
 
 @pytest.mark.proof
 def test_secrets_of_the_grader_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the environment, nor anywhere in memory."""
+    """They are neither in the environment nor anywhere in memory."""
     monkeypatch.setenv("DTLAB_TEST_TOKEN", "-".join(["very", "secret", "indeed"]))
     source = """
         import os

@@ -45,7 +45,7 @@ def contents(course: Course, *folders: str) -> dict[str, bytes]:
 
 
 def test_notebooks_are_kept_with_what_jupyterlab_writes_of_the_kernel() -> None:
-    """It sends a kernel's own description, in which the version depends on the machine."""
+    """JupyterLab writes the kernel's own description, whose version depends on the machine."""
     language = {**IPythonKernel.language_info}
     del language["version"]
     kernel = {key: get_kernel_dict()[key] for key in ("display_name", "language")}
@@ -73,7 +73,7 @@ def run_and_saved(path: Path) -> None:
 
 
 def shuffled(node: Any) -> Any:
-    """The same JSON with the keys of every object in another order."""
+    """Put the keys of every JSON object in another order."""
     if isinstance(node, dict):
         keys = random.Random(len(node)).sample(sorted(node), len(node))
         return {key: shuffled(node[key]) for key in keys}

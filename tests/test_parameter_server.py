@@ -175,7 +175,7 @@ def test_sync_is_data_parallelism_bit_by_bit() -> None:
 
 
 class _Counter(nn.Module):
-    """Its parameter tells how many updates it has seen of each worker."""
+    """A model whose parameter counts the updates of each worker."""
 
     def __init__(self, num_workers: int) -> None:
         super().__init__()

@@ -115,7 +115,7 @@ def trained(modules: dict[int, nn.Module], do: Callable[[int], Any], steps: int)
 
 
 def piped(schedules: Sequence[Schedule], samples: Sequence[int], steps: int) -> list[Any]:
-    """On a rank: each schedule for some steps."""
+    """Runs on a rank: each schedule for some steps."""
     found = []
     for schedule, size in zip(schedules, samples, strict=True):
         count = num_stages(schedule)
@@ -223,7 +223,7 @@ def test_no_valid_order_hangs(seeds: list[int], ranks: int) -> None:
 
 
 def posted(schedules: Sequence[Schedule]) -> list[dict[int, list[str]]]:
-    """For each peer what this rank posts, in order."""
+    """The messages that this rank posts to each peer, in order."""
     seen: dict[int, list[str]] = {}
 
     def listening(name: str) -> Callable[..., Any]:
@@ -577,7 +577,7 @@ def test_both_halves_are_the_whole(name: str, halves: type[NaiveHalves]) -> None
 
 
 def test_the_second_half_multiplies_only_once() -> None:
-    """Of a chain of linear layers W is one product each, and the naive way two."""
+    """In a chain of linear layers, W is one product per layer; the naive way needs two."""
     counts = {}
     for halves in (NaiveHalves, Halves):
         module = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))

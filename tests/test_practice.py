@@ -530,7 +530,7 @@ ON_RANKS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("known", ON_RANKS, ids=lambda known: known.part.name)
 def test_no_fault_is_found_in_a_case_of_a_right_answer(known: Answers) -> None:
-    """Not even where criteria judge several cases together, which one case does not show."""
+    """This holds even for criteria that judge several cases together."""
     judging = known.part.check
     judging.prepare(BENCH)
     cases = [(trial, case) for trial in judging.trials(0) for case in trial.cases]

@@ -91,7 +91,7 @@ def test_impossible_arguments_are_refused(layer: tuple[float, float], cap: float
 
 
 def played_out(seconds: np.ndarray, lead: float) -> np.ndarray:
-    """The same by a loop that finds the worker that may continue first, and lets it step."""
+    """Simulate the same: in a loop, let the worker step that may continue first."""
     workers, steps = seconds.shape
     finish, done, now = np.full(seconds.shape, np.inf), [0] * workers, [0.0] * workers
     while min(done) < steps:

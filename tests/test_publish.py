@@ -70,7 +70,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def grade(folder: Path, **scores: float) -> None:
-    """One student, ada, with these scores by the names of graded cells."""
+    """Add one student, ada, with scores for the graded cells."""
     with book(folder) as gradebook:
         gradebook.update_or_create_student("ada")
         gradebook.update_or_create_submission("week-3", "ada")
@@ -241,7 +241,7 @@ def hand_in(folder: Path, student: str, *names: str) -> None:
 
 
 def scores(folder: Path) -> dict[str, dict[str, float]]:
-    """Of each student: the scores by graded cell."""
+    """The scores of each student by graded cell."""
     with book(folder) as gradebook:
         return {
             one.student.id: {
@@ -276,7 +276,7 @@ def test_parts_of_other_units_can_be_added_too(folder: Path) -> None:
 
 
 def test_an_assignment_of_an_earlier_dtlab_keeps_its_names(new: Path) -> None:
-    """Then a notebook was called level-2.ipynb, and 01-level-2.ipynb with several units."""
+    """A notebook was then called level-2.ipynb, or 01-level-2.ipynb with several units."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wanted, "level_file", lambda unit, level: f"level-{level}.ipynb")
         release(new, parts=RING)

@@ -129,7 +129,7 @@ def test_the_module_of_each_part_is_tried() -> None:
 
 @pytest.mark.slow
 def test_functions_that_stay_find_all_names_that_they_use() -> None:
-    """In a separate process, where the rest is hidden."""
+    """This is checked in a separate process, where the rest is hidden."""
     told = subprocess.run(
         [sys.executable, "-m", "tests.test_rank_needs"],
         cwd=ROOT, capture_output=True, text=True, check=True,

@@ -151,7 +151,7 @@ class TestLaunch:
     def test_a_launch_in_a_cluster_that_is_running(
         self, script: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is taken, waits for its CPUs, and stays when the script ends.
+        """The launch uses the cluster, waits for CPUs, and does not end it.
 
         An agent that is killed is an error, and the next launch works.
         """
@@ -232,7 +232,7 @@ class TestNotebook:
     def test_a_notebook_with_ray(
         self, monkeypatch: pytest.MonkeyPatch, no_cluster: None, end: str
     ) -> None:
-        """Its errors name cells. Nothing is left, however the kernel ends."""
+        """Errors of the notebook name cells, and nothing is left, however the kernel ends."""
         cells = [nbformat.v4.new_code_cell(source) for source in [*CELLS, end]]
         notebook = nbformat.v4.new_notebook(cells=cells)
 
@@ -290,7 +290,7 @@ def test_what_ray_does_not_support_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_which_cluster_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_cluster: None
 ) -> None:
-    """One that RAY_ADDRESS names, or one of this user that `ray start --head` has started."""
+    """It is the one that RAY_ADDRESS names, or one that this user has started."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     assert cluster.running_cluster() is None
     (tmp_path / "ray").mkdir()

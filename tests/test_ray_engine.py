@@ -49,7 +49,7 @@ class TestWithRay:
     pytestmark = [*needs_ray, pytest.mark.proof]  # noqa: RUF012
 
     def test_it_gives_the_same_verdicts_as_this_machine(self, group: Class) -> None:
-        """Also what leaves the machine is plain: the cluster is on loopback, and ends."""
+        """The cluster is on loopback only, and it ends."""
         here = group.command("--seed", "11")
         assert here.communicate(timeout=SECONDS)[1] == ""
         local = {name: without_seconds(group.record(name)) for name in STUDENTS}

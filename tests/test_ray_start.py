@@ -174,7 +174,7 @@ print("runs")
 
 @pytest.mark.proof
 def test_a_failed_start_leaves_no_process(script: Path) -> None:
-    """Not even while the program continues, although Ray itself loses track of what it started."""
+    """This holds while the program continues, although Ray itself loses track of its processes."""
     out = output(program(STOPPED, script))
     assert "Ray says       the node was not registered after 1 s" in out
     assert out.endswith("left: []\nruns\n"), out

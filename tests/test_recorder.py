@@ -560,7 +560,7 @@ def _from_threads_without_frames() -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.slow
 def test_hooks_may_be_called_without_a_python_frame() -> None:
-    """As DDP does on a GPU, where backward runs on a thread of C++."""
+    """DDP does so on a GPU, where backward runs on a thread of C++."""
     run = dtlab.launch(_from_threads_without_frames, world_size=2)
     assert run.values == [([], [[2.0] * 3, [[1.0] * 4] * 2, [2.0] * 5])] * 2
     assert run.trace.ops(0) == {"all_reduce": 3, "all_gather": 1}
@@ -616,7 +616,7 @@ def test_the_wire_sees_what_goes_around_the_recorder() -> None:
 
 
 def _again() -> list[Any]:
-    """As in torchrun: several recordings in one process, others between, and a limit."""
+    """Record several times in one process, as under torchrun, once with a limit."""
     plain, seen = dist.Work.wait, []
     for limit in (1_000, 2):
         dist.all_reduce(torch.ones(1))
@@ -728,7 +728,7 @@ def test_records_are_taken_while_another_thread_continues() -> None:
 
 
 def test_an_error_of_the_recorder_is_named() -> None:
-    """Not only the exit status of the rank, which says nothing."""
+    """The error has more than the rank's exit status, which does not explain it."""
 
     def breaks_the_recorder() -> None:
         def stop(_: Recorder) -> None:

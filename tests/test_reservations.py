@@ -149,7 +149,7 @@ class Other:
         self.line = ""
 
     def says(self) -> str:
-        """Its next line."""
+        """The next line that this notebook prints."""
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
         return self.line
@@ -214,7 +214,7 @@ def test_small_requests_do_not_overtake_a_large_one(driver: Path, others: list[O
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("receives_ctrl_c")
 def test_ctrl_c_gives_up_waiting(driver: Path, others: list[Other]) -> None:
     others.append(Other(4))
     assert others[0].says().startswith("HAS")

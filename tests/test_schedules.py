@@ -253,7 +253,7 @@ def test_all_faults_are_found_at_once() -> None:
 
 
 def can_run(rows: Schedule) -> bool:
-    """By trial: each rank does its next action as soon as it can, until no rank can."""
+    """Try it: each rank does its next action as soon as it can, until no rank can."""
     last, at, done = max(one.stage for row in rows for one in row), [0] * len(rows), set()
     moved = True
     while moved:

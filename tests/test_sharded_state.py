@@ -19,7 +19,7 @@ State = dict[str, Tensor]
 
 
 def trained_and_saved(name: str) -> tuple[Any, Any, Any, Any]:
-    """After three steps: this rank's state, the whole one, and what two more steps come to."""
+    """Train three steps; return this rank's state, the whole state, and the result of two more."""
     model = Zero3(made(name))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     more(model, optimizer, name, range(3))

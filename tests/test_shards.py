@@ -30,7 +30,7 @@ from tests.staying import on_ranks
 
 
 def test_the_picture() -> None:
-    """Of the module's docstring, letter by letter."""
+    """The picture in the module's docstring is right, letter by letter."""
     assert shards.__doc__ is not None
     line = next(row for row in shards.__doc__.splitlines() if row.startswith("    flat"))
     drawn = [group.split() for group in line.removeprefix("    flat").split("|")]

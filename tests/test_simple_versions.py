@@ -151,7 +151,7 @@ def test_the_drawing_of_the_ring() -> None:
 @RANKS
 @pytest.mark.parametrize("elements", [None, 1, 20, 10_000])
 def test_data_parallelism(ranks: int, elements: int | None) -> None:
-    """By hooks for each parameter (None), and in buckets; three steps."""
+    """Three steps, with a hook for each parameter (None), and in buckets."""
 
     def both() -> None:
         module, other = _net(dist.get_rank()), _net(dist.get_rank())
@@ -476,7 +476,7 @@ def test_a_halo(ranks: int) -> None:
 @RANKS
 @pytest.mark.parametrize("favourite", [False, True])
 def test_experts(ranks: int, favourite: bool) -> None:
-    """Also if all tokens choose one expert, so that most ranks compute nothing."""
+    """It also works if all tokens choose one expert, so that most ranks compute nothing."""
 
     def both() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()

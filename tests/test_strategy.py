@@ -206,7 +206,7 @@ def test_it_is_a_tree() -> None:
 
 
 def ways(node: str = ROOT, asked: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:
-    """For each leaf the questions on the way."""
+    """The questions on the way to each leaf."""
     here = TREE[node]
     if isinstance(here, Leaf):
         return {node: asked}

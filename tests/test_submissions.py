@@ -199,7 +199,7 @@ def without_checks(notebook: Tree) -> Tree:
 
 
 def bare(notebook: Tree) -> Tree:
-    """As a program saves it that drops ids and nbgrader's metadata."""
+    """The notebook as saved by a program that drops ids and nbgrader's metadata."""
     for cell in notebook["cells"]:
         cell.pop("id", None)
         cell["metadata"] = {}

@@ -65,7 +65,7 @@ def same(got: Any, wanted: Any, **tolerance: float) -> None:
 
 
 def full_gradients(module: nn.Module) -> dict[str, Tensor]:
-    """Of the dense module: gradients put together as parameters are."""
+    """The gradients of the dense module, put together as its parameters are."""
     shadow = copy.deepcopy(module)
     for one, other in zip(shadow.parameters(), module.parameters(), strict=True):
         assert other.grad is not None or not other.requires_grad
@@ -565,7 +565,7 @@ def test_autocast_checkpoints_and_gradients_that_add_up() -> None:
 
 
 def pytorchs() -> None:
-    """The same block by `parallelize_module`: outputs, and gradients of this rank's shards."""
+    """Compare the MLP with `parallelize_module`: outputs, and gradients of this rank's shards."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,

@@ -110,7 +110,7 @@ def test_buckets_of_ddp_are_drawn_by_hand() -> None:
 
 
 def one_script(first: int, last: int, channels: int) -> None:
-    """As the script of the part: bytes of all parameters are whole thousands."""
+    """Run the script of the part with parameters of whole thousands of bytes."""
     torch.manual_seed(0)
     early = nn.Linear(first // channels, channels, bias=False)
     late = nn.Linear(channels, last // channels, bias=False)

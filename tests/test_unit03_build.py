@@ -61,7 +61,7 @@ def test_other_seeds_try_other_values_of_the_same_kind(part: str) -> None:
 
 
 def micro_means(case: Accumulating) -> list[bool]:
-    """For each group and step: whether the mean of the microbatches' means is what is wanted."""
+    """Whether the mean of the microbatches' means is right, for each group and step."""
     found = []
     for shares in (one for steps in case.shares.values() for one in steps):
         ranks = []
@@ -126,7 +126,7 @@ def shares(
     members: tuple[int, ...] = (),
     before: float = 0.0,
 ) -> Shares:
-    """Of a model with one parameter of two elements: the second one is three times the first."""
+    """Shares of a parameter of two elements, whose second one is three times the first."""
 
     def vector(one: float) -> Tensor:
         return torch.tensor([one, 3 * one])

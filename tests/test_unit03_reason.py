@@ -231,7 +231,7 @@ SMALL_STEPS = 400
 
 
 def walked(optimizer: type[Optimizer], rate: float, k: int) -> tuple[float, float]:
-    """With k times the batch: how far an epoch takes weights on average, the noise in a step."""
+    """How far an epoch with k times the batch moves weights on average, and a step's noise."""
     drawn_by = torch.Generator().manual_seed(k)
     weights = nn.Parameter(torch.zeros(20_000))
     steps, noise = optimizer([weights], lr=rate), 0.0  # type: ignore[call-arg]
@@ -255,7 +255,7 @@ def test_the_linear_rule_takes_sgd_as_far_and_the_root_keeps_its_noise() -> None
 
 
 def test_the_root_takes_adam_as_far() -> None:
-    """As the hints have it: noisy gradients are shorter, and Adam divides by their length."""
+    """The hints say why: noisy gradients are shorter, and Adam divides by their length."""
     way, _ = walked(Adam, 0.001, 1)
     root_way, _ = walked(Adam, 0.001 * math.sqrt(K), K)
     linear_way, _ = walked(Adam, 0.001 * K, K)

@@ -319,7 +319,7 @@ def test_what_saves_most_is_not_the_same_for_all() -> None:
 
 
 class Bytes:
-    """So many bytes, alive as long as this is."""
+    """An object that counts as so many bytes while it is alive."""
 
     alive, most = 0, 0
 

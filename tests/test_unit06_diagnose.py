@@ -39,7 +39,7 @@ def test_the_model_in_the_notebook_is_the_one_that_is_trained() -> None:
 
 
 def test_no_text_before_the_hints_names_a_fault() -> None:
-    """Neither titles and names nor the text beside a program."""
+    """This holds for titles, names and the text next to a program."""
     assert [part.title for part in BROKEN] == ["Program 1", "Program 2", "Program 3"]
     for part in BROKEN:
         texts = [cells()[f"{part.symbol}-{name}"] for name in ("text", "read")]
@@ -79,7 +79,7 @@ def test_other_seeds_try_other_models(part: Any) -> None:
 @pytest.mark.slow
 @part_by_name
 def test_on_one_rank_nothing_is_wrong_with_a_program(part: Any, warm: None) -> None:
-    """So the notebook may put it beside the others as the training in one process."""
+    """So the notebook may show it next to the others as the training in one process."""
     from dtlab.checks.functions.trials import Trial
 
     (case,) = part.check.scene.cases

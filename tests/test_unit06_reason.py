@@ -303,7 +303,7 @@ def test_pytorch_makes_as_many_calls_as_the_answers_say() -> None:
 
 @pytest.mark.slow
 def test_with_sequence_parallelism_pytorch_goes_round_as_often_as_the_answers_say() -> None:
-    """It keeps what it has gathered: the first of the two answers."""
+    """PyTorch keeps the gathered tensors, which is the first of the two answers."""
     forward, backward = calls(on_ranks(train, True, world_size=RANKS))
     assert forward["all_gather"] == forward["reduce_scatter"] == 2
     _, right = drawn("volume", LEARNERS[0])

@@ -55,7 +55,7 @@ def test_seconds_are_those_of_the_library(learner: str) -> None:
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_exposed_time_is_that_of_the_buckets(learner: str) -> None:
-    """With a link of 1 byte per ms, and buckets whose bytes are their ms."""
+    """The link moves 1 byte per ms, so a bucket's bytes are its ms."""
     given, right = drawn("six_of_eight", learner)
     gradients = [Gradient(given["ready"], given["reduce"] / 2)] + [
         Gradient((given["backward"] - given["ready"]) / 10, given["reduce"] / 20)

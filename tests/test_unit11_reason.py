@@ -34,7 +34,7 @@ def test_learners_get_different_questions(symbol: str) -> None:
 
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_tasks_that_may_run_at_the_same_time_are_those_of_brute_force(learner: str) -> None:
-    """For other seconds: brute force over short and long tasks, with workers enough."""
+    """They are found by brute force over short and long tasks, with enough workers."""
     given, right = drawn("task_graph", learner)
     tasks, one = given["tasks"], given["one"]
     beside = set()

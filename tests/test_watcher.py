@@ -241,7 +241,7 @@ def ring_in_which_one_rank_has_a_wrong_neighbour() -> None:
 
 
 @fault(2, {0: ("recv", (1,), "dist.recv")}, "Rank 1 is done", "rank 1 returned")
-def nobody_sends_any_more() -> None:
+def one_receive_too_many() -> None:
     """Rank 1 sends three times, rank 0 receives four times."""
     for _ in range(3 + (me() == 0)):
         if me():
@@ -251,8 +251,8 @@ def nobody_sends_any_more() -> None:
 
 
 @fault(2, {1: ("send", (0,), "dist.send")}, "Rank 0 is done", "never receives")
-def nobody_receives_any_more() -> None:
-    """The same the other way round, with messages that gloo would buffer without a word."""
+def one_buffered_send_too_many() -> None:
+    """Rank 1 sends four times, rank 0 receives three times; gloo would buffer these messages."""
     for _ in range(3 + (me() == 1)):
         if me():
             dist.send(torch.ones(1), 0)
@@ -261,8 +261,8 @@ def nobody_receives_any_more() -> None:
 
 
 @fault(2, {1: ("send", (0,), "dist.send")}, "Rank 0 is done", "never receives")
-def nobody_receives_64_megabytes() -> None:
-    """And with one that no buffer takes."""
+def one_large_send_too_many() -> None:
+    """The message without a receive is too large for any buffer."""
     if me():
         dist.send(torch.ones(LARGE), 0)
 
@@ -391,7 +391,7 @@ def only_the_root_broadcasts() -> None:
 
 @fault(2, {0: ("broadcast", (1,), "list"), 1: ("recv", (0,), "dist.recv")}, "collective")
 def broadcast_that_is_received_by_recv() -> None:
-    """The same, and the others receive."""
+    """Rank 0 calls broadcast, and the other ranks call recv."""
     if me() == 0:
         dist.broadcast_object_list(list("abc"), src=0)
     else:
@@ -502,14 +502,14 @@ def a_different_shape_on_the_last_of_three() -> None:
 
 @misfit("all_reduce", "async_op", "float32[8]")
 def different_shapes_in_flight() -> None:
-    """Also where no rank waits for it."""
+    """The all-reduces differ, and no rank waits for them."""
     dist.all_reduce(torch.ones(4 + 4 * me()), async_op=True)
     time.sleep(20)
 
 
 @misfit("all_reduce", "dist.all_reduce", "int32[4]")
 def different_dtypes() -> None:
-    """As many bytes, so that gloo adds floats to integers."""
+    """The dtypes have the same size, so that gloo would add floats to integers."""
     dist.all_reduce(torch.ones(4, dtype=torch.int32 if me() else torch.float32))
 
 
@@ -637,7 +637,7 @@ def a_collective_on_the_wrong_subgroup() -> None:
     "different groups", "same order",
 )  # fmt: skip
 def two_groups_in_another_order() -> None:
-    """The same members, two groups, used in opposite order."""
+    """Two groups have the same members, and the ranks use them in opposite order."""
     groups = [dist.new_group([0, 1]) for _ in range(2)]
     first, second = (groups[1], groups[0]) if me() else groups
     dist.all_reduce(torch.ones(4), group=first)
@@ -674,7 +674,7 @@ def new_group_by_its_members_only() -> None:
     "Every rank must call new_group", mismatch="new_group", some=True,
 )  # fmt: skip
 def new_group_by_its_members_while_the_other_waits() -> None:
-    """The same, and rank 2 is at the next barrier."""
+    """Only its members make the group, and rank 2 is at the next barrier."""
     if me() < 2:
         dist.new_group([0, 1])
     dist.barrier()

@@ -83,7 +83,7 @@ def buttons(explorer: Explorer) -> list[Any]:
 
 
 def move(control: Any) -> None:
-    """One step to the right, as an arrow key does it; or the space bar on a box.
+    """Move a control one step to the right, as an arrow key does, or press space on a box.
 
     Of a list the next choice, and after the last one the first.
     """

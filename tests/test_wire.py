@@ -29,7 +29,7 @@ Times = dict[str, list[tuple[float, float]]]  # by name: begin and end of each r
 
 
 def timed(programs: dict[str, Callable[[], Any]], repetitions: int = 2) -> Times:
-    """On a rank: run every program a few times, each time from a common start."""
+    """Runs on a rank: every program a few times, each time from a common start."""
     times: Times = {name: [] for name in programs}
     for name, program in programs.items():
         for _ in range(repetitions):
@@ -512,7 +512,7 @@ def _off(trace: dtlab.Trace) -> float:
 
 @pytest.mark.slow
 def test_the_trace_says_what_was_emulated() -> None:
-    """In one of a few launches: the machine may have had too much else to do."""
+    """One of a few launches must do so, since the machine may have been busy in the others."""
     launches = (dtlab.launch(_for_the_trace, cluster=Cluster(1, 2, LINK)) for _ in range(4))
     assert any(_off(run.trace) < 0.2 for run in launches)
 

@@ -565,7 +565,7 @@ RING = {"all_gather": collectives.ring_all_gather,
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("more", [{}, slow(RING)])
 def test_two_psi_on_the_wire(stage: int, ranks: int, more: dict[str, Any]) -> None:
-    """In 5 buckets, each padded to N: less than 4 N elements more."""
+    """There are 5 buckets, each padded to N: fewer than 4 N elements more."""
     padded = 1 + 4 * ranks / PSI
     wrap = in_stage(stage, bucket_cap_mb=0.3, **more)
     assert sent(ranks, wrap, 1) == pytest.approx(2 * padded, rel=0.01)
@@ -650,7 +650,7 @@ def slow_backward() -> None:
 
 @pytest.mark.slow
 def test_buckets_are_sent_while_backward_continues() -> None:
-    """From the second step on also with groups, of which the first is full last."""
+    """From the second step on this holds for groups too, of which the first is full last."""
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(1e-3, 2e6))
     trace = on_ranks(slow_backward, world_size=2, cluster=wire).trace
     for rank in (0, 1):
@@ -688,7 +688,7 @@ def half_way(
     ("key", "name"), [("AdamW", "frozen"), slow("SGD", "few"), slow("Adam", "few")]
 )
 def test_saved_by_three_ranks_and_loaded_by_two(stage: int, key: str, name: str) -> None:
-    """And by one process: a whole state has the form that the optimizer itself has."""
+    """One process can load it too: the whole state has the form of the optimizer's own."""
     arguments = (key, name)
     saved = on_ranks(half_way, stage, 3, *arguments, None, (0, 4), world_size=3).values[2]
     loaded = on_ranks(half_way, stage, 2, *arguments, saved, (4, 8), world_size=2).values[1]
@@ -829,14 +829,14 @@ class Signs(torch.optim.Optimizer):
 
 
 class Normed(Signs):
-    """One that is not: each parameter's step has the same length."""
+    """A class that does not: each parameter's step has the same length."""
 
     def of(self, gradient: Tensor) -> Tensor:
         return gradient / gradient.norm()
 
 
 class Together(Signs):
-    """Nor is this one: the norm is that of all parameters."""
+    """A class that does not either: it uses the norm of all parameters."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]

@@ -47,7 +47,7 @@ def _seconds(
 def measure(
     names: list[str], sizes: list[int], budget: float = BUDGET
 ) -> dict[int, dict[str, float]]:
-    """On every rank: {bytes: {name: median ratio, "gloo": median seconds}}."""
+    """Return on every rank {bytes: {name: median ratio, "gloo": median seconds}}."""
     table = {}
     for size in sizes:
         tensor, row, gloo = torch.zeros(size // 4), {}, []

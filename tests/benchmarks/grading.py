@@ -80,7 +80,7 @@ class Class:
         return list(grading.run(handed_in(self.directory, NAME, students)))
 
     def grade_plainly(self, student: str) -> None:
-        """With nbgrader's own steps, in kernels."""
+        """Grade with nbgrader's own steps, in kernels."""
         config = self.directory.config.copy()
         config.Autograde.autograde_preprocessors = Autograde.autograde_preprocessors.default()
         config.Execute.timeout = PLAIN_LIMIT
@@ -162,7 +162,7 @@ def spread(group: Class, cores: float) -> None:
 
 
 def against_nbgrader(group: Class, cores: float) -> None:
-    """The same grades, and how much sooner."""
+    """Check that the grades are nbgrader's, and print how much faster they are."""
     few = [f"healthy-{number:02}" for number in range(SAMPLE)]
     scores = {name: group.score(name) for name in few}
     healthy = sum(timed(lambda name=name: group.grade_plainly(name))[0] for name in few) / SAMPLE

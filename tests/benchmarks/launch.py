@@ -118,7 +118,7 @@ def main() -> None:
 
 
 def session_seconds() -> tuple[float, float]:
-    """Of a session: to open it where the server is warm, and of an all-reduce in it."""
+    """Seconds to open a session on a warm server, and seconds of an all-reduce in it."""
     opened, turns = [], []
     for _ in range(5):
         with dtlab.session(WORLD_SIZE) as session:

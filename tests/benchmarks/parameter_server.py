@@ -37,7 +37,7 @@ class _Model(nn.Module):
 
 
 def _bare() -> None:
-    """The same messages and nothing else: no headers, no copies, no update."""
+    """Send the same messages without headers, copies and updates."""
     if dist.get_rank() >= SERVERS:
         parameters, gradients = (torch.zeros(SERVERS, MESSAGE // 4) for _ in range(2))
         for _ in range(ROUNDS):
@@ -96,7 +96,7 @@ def _rate(call: Callable[[], object]) -> float:
 
 
 def measure(pairs: int = PAIRS) -> dict[str, tuple[float, float]]:
-    """On every rank: {consistency: (median bytes/s, median share of bare)}."""
+    """Return on every rank {consistency: (median bytes/s, median share of bare)}."""
     torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)  # imports, which take a second or two
     table = {}
     for mode in MODES:

@@ -72,7 +72,7 @@ def _pytorchs(schedule: Schedule) -> Step:
 
 
 def _alone(schedule: Schedule) -> Step:
-    """The same computation on each rank, and no messages."""
+    """A step with the same computation on each rank, and no messages."""
     own = sorted({action.stage for action in schedule[dist.get_rank()]})
     layers = {stage: _layer(stage) for stage in own}
 

@@ -20,7 +20,7 @@ CONFIG = GPTConfig(context=64, num_heads=8, width=256)
 
 
 class Attention(nn.Module):
-    """As `training.models` has it, but q, k and v have a layer each: DTensor cuts whole ones."""
+    """The attention of `training.models` with a layer each for q, k and v, as DTensor needs it."""
 
     def __init__(self, width: int, head_size: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
 
 def _pytorchs(dense: Block) -> nn.Module:
-    """Its input is made a DTensor once for q, k and v: so their gradients travel as one."""
+    """The input becomes a DTensor once for q, k and v, so one all-reduce sums their gradients."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import (

@@ -64,7 +64,7 @@ def scores(course: Path) -> list[float]:
 
 
 def the_defence(course: Path) -> tuple[float | None, str]:
-    """Its points, and the comment below it."""
+    """The points of the defence, and the comment below it."""
     directory = course_directory(course)
     with Gradebook(directory.db_url, directory.course_id) as book:
         grade = book.find_grade("defence", "05_level_3", DEFENCE, "ada")

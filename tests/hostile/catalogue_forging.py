@@ -38,7 +38,7 @@ LEVEL_1 = ["broadcast", "scatter", "gather", "reduce", "all_reduce", "all_gather
 
 
 def with_forged_outputs(notebook: NotebookNode) -> NotebookNode:
-    """As if the check had been run, and had said that all is right."""
+    """Insert the output of a check that has passed, although it did not run."""
     check = cell_of(notebook, "reduce_scatter-check")
     check.outputs = [new_output("execute_result", data={"text/plain": "8.0"}, execution_count=9)]
     check.metadata.nbgrader.score = 8

@@ -138,7 +138,7 @@ def metadata_of_no_kind(content: dict[str, Any]) -> None:
 
 
 def format_3(content: dict[str, Any]) -> dict[str, Any]:
-    """As ten years ago."""
+    """The notebook in nbformat 3, which was in use ten years ago."""
     cells = [
         {"cell_type": "code", "input": cell["source"], "outputs": [], "language": "python",
          "metadata": cell["metadata"], "prompt_number": 1}

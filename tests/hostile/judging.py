@@ -120,7 +120,7 @@ class Judging:
 
 
 def _told(judged: Judged) -> str:
-    """All of it as text; lone surrogates would make a file that cannot be written."""
+    """All texts of verdict and notebook; lone surrogates could not be written to a file."""
     verdicts = [asdict(one) for one in judged.verdicts]
     words = json.dumps([judged.notes, verdicts], ensure_ascii=False)
     return str(nbformat.writes(judged.notebook)) + words

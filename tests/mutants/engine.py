@@ -47,7 +47,7 @@ def mutants(source: str, mutators: Iterable[Mutator] = MUTATORS) -> list[Mutant]
 
 
 def _told_apart(found: list[Mutant]) -> list[Mutant]:
-    """With the number of the line where the same change is made to two lines that are alike."""
+    """Add the line's number where the same change is made to two equal lines."""
     often = Counter(mutant.change for mutant in found)
     return [
         replace(one, change=f"line {one.line}: {one.change}") if often[one.change] > 1 else one

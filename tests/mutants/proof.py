@@ -75,7 +75,7 @@ class Proof:
 
     @property
     def calls(self) -> Mapping[Place, Callable[[], list[str]]]:
-        """For the solution and each mutant: its losses; for each known answer: what is off."""
+        """The calls that return a mutant's losses, or the objections to a known answer."""
         name, source = self.part.name, self.solution
         solution = {} if source is None else {Place("solution"): partial(losses_of, name, source)}
         mutants = enumerate(partial(losses_of, name, mutant.source) for mutant in self.mutants)
@@ -113,7 +113,7 @@ class Proof:
 
     @property
     def fates(self) -> list[Fate]:
-        """Of the mutants judged so far."""
+        """The fates of the mutants that are judged so far."""
         judged = (
             (self.results.get(Place("mutant", i)), one) for i, one in enumerate(self.mutants)
         )
@@ -121,7 +121,7 @@ class Proof:
 
     @property
     def objections(self) -> dict[str, list[str]]:
-        """By the name of each known answer judged so far, what its report should not say."""
+        """The objections to each known answer that is judged so far, by its name."""
         places = (Place("answer", one) for one in self.known)
         return {str(one.which): self.results[one] for one in places if one in self.results}
 
@@ -176,7 +176,7 @@ def losses_of(name: str, source: str) -> list[str]:
 
 
 def _judged_to_first_mistake(check: Check, answer: Callable[..., Any]) -> list[Criterion]:
-    """As `Check.run`, but the trial that loses a criterion is the last: one loss is enough."""
+    """Run a check as `Check.run` does, but only until a trial loses a criterion."""
     seen: list[Observation] = []
     for trial in check.trials(0):
         seen.append(BENCH.observe(trial, answer))

@@ -34,14 +34,14 @@ def without_statement(statement: ast.stmt) -> Iterator[Block]:
 
 
 def twice(statement: ast.stmt) -> Iterator[Block]:
-    """Not of a copy, because copying twice changes nothing."""
+    """Repeat a statement, unless it is a copy, which has the same effect twice."""
     copies = isinstance(statement, ast.Expr) and calls(statement.value, "copy_")
     if isinstance(statement, (ast.Expr, ast.AugAssign, ast.For)) and not copies:
         yield [statement, statement]
 
 
 def swapped_statements(block: Block) -> Iterator[Block]:
-    """Not two assignments or definitions: in another order they fail at once or say the same."""
+    """Swap two statements, unless both are assignments or definitions: those change nothing."""
     for index in range(len(block) - 1):
         pair = block[index : index + 2]
         if not all(isinstance(one, (ast.Assign, ast.FunctionDef)) for one in pair):
