@@ -734,7 +734,7 @@ def of_parts(stage: int, key: str, name: str, states: list[Any]) -> tuple[Any, s
     optimizer = in_stage(stage, bucket_cap_mb=1.0)(params(made(name)), cls, arguments)
     refusal = ""
     try:
-        optimizer.load_state_dict(states[1:])
+        optimizer.load_state_dict([*states[1:], *states[1:]])  # twice, which covers no gap
     except ValueError as error:
         refusal = str(error)
     optimizer.load_state_dict(reversed(states))

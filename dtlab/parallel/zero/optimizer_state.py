@@ -1,7 +1,9 @@
 """The state of ZeRO stages 1 and 2, in the format of `state.py`, or as one process has it.
 
-rank 0    exp_avg of a a a                     {0: {"step": 7, "exp_avg": a a a a}, 1: ...}
-rank 1    exp_avg of a | b b    ── gathered ──► as in one process ──► cut for any ranks
+    rank 0    exp_avg of a a a                     {0: {"step": 7, "exp_avg": a a a a}, 1: ...}
+    rank 1    exp_avg of a | b b    ── gathered ──► as in one process ──► cut for any ranks
+
+Parameters are numbered through all groups, as in the state of `torch.optim.Optimizer`.
 """
 
 from __future__ import annotations
