@@ -92,7 +92,7 @@ class Class:
         return Gradebook(self.directory.db_url, self.directory.course_id)
 
     def grades(self, student: str) -> dict[str, Grade]:
-        """The rows of the gradebook, with what is read of them."""
+        """The rows of a student's grades in the gradebook, by graded cell."""
         with self.book() as book:
             found = book.find_submission(NAME, student)
             return {

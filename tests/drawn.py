@@ -1,4 +1,4 @@
-"""What is on a figure, found by the names that its artists have, and how all figures must lie."""
+"""Parts of a figure, found by the names of its artists, and a check that no text is cut."""
 
 from __future__ import annotations
 

@@ -675,7 +675,7 @@ def stores() -> None:
 
 @program(2, shared=True)
 def remote_calls() -> None:
-    """RPC beside the process group: one call that waits, several that do not."""
+    """RPC in addition to the process group: one call that waits, several that do not."""
     from torch.distributed import rpc
 
     rank, folder = dist.get_rank(), _shared_folder()

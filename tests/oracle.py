@@ -59,7 +59,7 @@ class Op:
     shape: tuple[int, ...] = (4,)
     reduction: str = "SUM"
     root: int = 0  # global rank
-    handle: int = -1  # of what returns at once, and of the `wait` for it
+    handle: int = -1  # of an operation that returns at once, and of its `wait`
 
     def __str__(self) -> str:
         where = f", group={self.group}" if self.group else ""

@@ -149,7 +149,7 @@ class UnitProof:
                     self.proofs[entry["part"]].results[place] = entry["found"]
 
     def run(self, stage: str, workers: int) -> None:
-        """Run what is missing of a stage, and what was wrong. Raises KeyboardInterrupt."""
+        """Run what a stage lacks, and what had failed. Raises KeyboardInterrupt."""
         begun = time.monotonic()
         try:
             if stage == "tests":

@@ -23,7 +23,7 @@ needs_root = pytest.mark.skipif(
 )
 USERS = first_user(15)
 MEMORY = 3 * 2**30
-SLACK = 40.0  # seconds beside a limit, on a machine that others use as well
+SLACK = 40.0  # seconds that a limit may be exceeded by on a busy machine
 Launch = Callable[..., Run]
 
 

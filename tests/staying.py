@@ -163,7 +163,7 @@ def serve_this_process() -> None:
 
 
 def _digest(inputs: Any) -> str:
-    """A digest of what ranks get."""
+    """A digest of the arguments of ranks."""
     packed, digest = pack(inputs), hashlib.sha256()
     for part in (packed.pickled, *packed.buffers):
         digest.update(part)

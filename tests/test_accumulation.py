@@ -20,7 +20,7 @@ from tests.marks import slow
 from tests.staying import on_ranks
 
 Batch = tuple[Tensor, Tensor]
-CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
+CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # float64, so that errors larger than rounding show
 UNEVEN = {  # ranks -> the sizes of the microbatches of each
     1: [[3, 5, 1]],
     2: [[4, 1], [2, 7]],

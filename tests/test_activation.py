@@ -265,7 +265,7 @@ def test_it_runs_once_in_each_pass_and_not_at_all_again_without_gradients() -> N
 
 
 def test_the_second_run_ends_where_the_last_blank_is_filled() -> None:
-    """A linear layer saves what goes in. So what comes out of the last one is not computed."""
+    """A linear layer saves its input, so the output of the last one is not computed again."""
     layers = [Counting(nn.Linear(4, 4)), Counting(nn.Tanh()), Counting(nn.Linear(4, 4))]
     again = nn.Sequential(*layers, Counting(nn.Flatten()))
     checkpoint(again, batch(2, 4)).sum().backward()
@@ -510,7 +510,7 @@ def test_bad_input_gets_a_sentence() -> None:
 
 
 def test_the_picture_is_literal() -> None:
-    """GELU saves what goes in, nothing else; the tensors grow, so that their sizes name them."""
+    """GELU saves its input only; the tensors grow, so that their sizes identify them."""
 
     class Grow(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -196,7 +196,7 @@ def test_functions_in_the_learners_own_cells_count() -> None:
 def test_what_does_not_parse_is_compared_too() -> None:
     original, copy = solution(RING), disguised(solution(RING))
     assert score(RING, original, f"{copy}\n\ndef helper(:\n    return\n") >= 0.8
-    # What is in the broken block itself stays as it stands, annotations and prints too.
+    # The broken block itself stays as it is, with annotations and prints.
     broken = original.replace("range(2 * (size - 1))", "range(2 * (size - 1)")
     broken_too = copy.replace("range(2 *", "range((2 *")
     assert score(RING, broken, broken_too) >= 0.6

@@ -145,7 +145,7 @@ def test_a_right_number_with_too_few_decimals_is_called_so(answer: float, words:
     assert words in number.judge(answer, {}).message
 
 
-# Shapes: what is said of them comes before any hint ---------------------------------------------
+# Shapes: the message on them comes before any hint ---------------------------------------------
 
 PAIR = Number(
     lambda given: [8, 16],

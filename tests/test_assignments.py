@@ -1,4 +1,4 @@
-"""Assignments of chosen parts: what is read from the command, what is cut, what is written."""
+"""Assignments of chosen parts: how the command is read, and which files are cut and written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dtlab bench`: nccl-tests' arithmetic, right results told from wrong ones, known links found."""
+"""`dtlab bench`: nccl-tests' arithmetic, wrong results are reported, and known links are found."""
 
 from __future__ import annotations
 

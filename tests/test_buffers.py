@@ -222,7 +222,7 @@ def a_receive_posted_early() -> None:
 
 @correct(2)
 def an_empty_part_is_written() -> None:
-    """That raises the version of the element beside it, which is being sent."""
+    """Writing it also raises the version of the element that is being sent."""
     x = torch.ones(1)
     whole, nothing = x.tensor_split(2)
     if me() == 0:

@@ -38,7 +38,7 @@ def server() -> Iterator[JudgesServer]:
 
 @pytest.fixture(scope="module", params=[0, LOAD], ids=["idle", "busy"])
 def load(request: pytest.FixtureRequest, server: JudgesServer) -> Iterator[int]:
-    """Programs beside the graded ones, as urgent as they are, that use all CPU time they get."""
+    """Programs with the graded ones' priority that use all CPU time that they get."""
     busy = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(request.param)]
     yield request.param
     for one in busy:

@@ -34,7 +34,7 @@ CELLS = [  # a lesson, its cell, the learner's guess, and the formula's value
 
 @pytest.fixture(scope="module")
 def busy_kernel() -> Iterator[NotebookClient]:
-    """A kernel for all lessons, with few repetitions, beside four endless loops."""
+    """A kernel for all lessons, with few repetitions, while four endless loops run."""
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DTLAB_QUICK", "1")

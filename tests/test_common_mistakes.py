@@ -1,4 +1,4 @@
-"""Mistakes that many people make: the error says in words what is wrong and what to write."""
+"""Mistakes that many people make: the error says what is wrong and what to write."""
 
 from __future__ import annotations
 

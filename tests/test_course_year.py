@@ -79,7 +79,7 @@ class People:
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> People:
-    """Everything up to feedback, in the order of a term; the tests look at what came of it."""
+    """Everything up to feedback, in the order of a term; the tests check the results."""
     people = People(tmp_path_factory.mktemp("term"))
     chosen = "01/averages,01/reduce_scatter"
     people.course.mkdir()

@@ -1,4 +1,4 @@
-"""The criterion engine: what is lost, what is blocked, and what is never earned by accident."""
+"""The criterion engine: criteria that are lost or blocked, and that none is earned by accident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A level with some of its parts: what goes, what stays, and that it reads well."""
+"""A level with some of its parts: which cells stay, and that its text is right."""
 
 from __future__ import annotations
 

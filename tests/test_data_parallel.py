@@ -28,7 +28,7 @@ TINY = 0.0003  # MiB: some parameters a bucket
 
 
 class Tied(nn.Module):
-    """A language model with one table for what goes in and what comes out."""
+    """A language model with one table for its input and its output."""
 
     def __init__(self, vocabulary: int = 29, width: int = 12) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Tied(nn.Module):
 
 
 class Frozen(nn.Sequential):
-    """The first layer is not trained, and weights lie in memory column by column."""
+    """The first layer is not trained, and weights are stored column by column."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 9), nn.Linear(9, 5))
@@ -176,7 +176,7 @@ def test_equals_pytorchs_own(name: str, wrap: str, ranks: int) -> None:
         same(one, other, rtol=1e-5, atol=1e-6)
 
 
-# What is used, and what is not ---------------------------------------------------------------
+# Unused parameters ---------------------------------------------------------------
 
 
 class Branches(nn.Module):
@@ -465,7 +465,7 @@ def slow_wire() -> Iterator[dtlab.Cluster]:
 @pytest.mark.slow
 @retried
 def test_buckets_are_sent_while_backward_continues(slow_wire: dtlab.Cluster) -> None:
-    """16 kB take 9 ms on this wire: each fits beside the next layer's 20 ms."""
+    """16 kB take 9 ms on this wire: each fits into the next layer's 20 ms."""
     trace = on_ranks(slow_backward, 64 * 64 * 4 / 2**20, world_size=2, cluster=slow_wire).trace
     for rank in (0, 1):
         passes = [e for e in trace.events if e.rank == rank and e.name == "backward"]

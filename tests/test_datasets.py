@@ -1,4 +1,4 @@
-"""The data: what is in it, that nothing of the test part is trained on, and how fast it comes."""
+"""The data sets: their content, that no test sample is trained on, and how fast they load."""
 
 from __future__ import annotations
 

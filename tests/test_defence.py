@@ -162,7 +162,7 @@ class Defenders(Class):
         super().__init__(folder)
 
     def says(self, student: str, text: str) -> None:
-        """Hands in a defence; as it was handed out where the text is empty."""
+        """Hands in a defence; an empty text leaves the cell as released."""
         notebook = self.assignment.notebooks["05_level_3"]
         answer = next(one for one in notebook.cells if one.id == "defence")
         answer.source += text

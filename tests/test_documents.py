@@ -63,7 +63,7 @@ def test_it_stays_short(name: str, most: int) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_its_links_lead_somewhere(page: Path) -> None:
-    # docs/site/ is copied to the root of the site, beside docs/ and notebooks/.
+    # docs/site/ is copied to the root of the site, next to docs/ and notebooks/.
     home = ROOT if page.parent.name == "site" else page.parent
     broken = []
     for link in links(page.read_text(encoding="utf-8")):

@@ -1,6 +1,6 @@
 """The sign of each effect in the lesson on batch size and learning rate, on real ranks.
 
-Each effect is measured over five seeds. Where runs do not talk to each other, two ranks share
+Each effect is measured over five seeds. Where runs do not communicate, two ranks divide
 them.
 """
 

@@ -1,6 +1,6 @@
 """The sign of each effect in the lesson on data parallelism: on real ranks or emulated links.
 
-Each effect is measured over several seeds, or several runs where no seed plays a part.
+Each effect is measured over several seeds, or over several runs if it does not depend on a seed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The sign of each effect in the lesson on precision: fp16 with and without scaling, bf16 with and
 without master weights.
 
-Each effect is measured over five seeds. Runs do not talk to each other, so two ranks share them.
+Each effect is measured over five seeds. Runs do not communicate, so two ranks divide them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the lesson on tensor parallelism claims: what is sent, and what a slow link does to it."""
+"""The claims of the lesson on tensor parallelism: what ranks send, also over a slow link."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 
 def apart(mine: Tensor) -> float:
-    """How far a tensor of this rank is from the first rank's, beside its largest number."""
+    """How far this rank's tensor is from the first rank's, relative to its largest number."""
     first = mine.detach().clone()
     dist.broadcast(first, 0)
     return float((mine - first).abs().max() / first.abs().max())
@@ -161,7 +161,7 @@ def norms(seed: int, is_librarys: bool) -> float:
         one(drawn(2, 4, 16, seed=seed)).square().sum().backward()
     true = clip_what_one_rank_has(dense.parameters(), 1e9)
     own = clip_grad_norm_(shared, 1e9) if is_librarys else None
-    if own is None:  # squares of all that ranks have, added up: what is whole counts twice
+    if own is None:  # the squares of all ranks, added up: replicated gradients count twice
         own = clip_what_one_rank_has(shared.parameters(), 1e9).square()
         dist.all_reduce(own)
         own = own.sqrt()

@@ -92,7 +92,7 @@ def test_each_stage_holds_less_and_moments_come_with_the_first_step() -> None:
 
 
 def beside_shards() -> tuple[int, int, int]:
-    """Bytes of shards, of what is gathered at most, and of what autograd keeps."""
+    """Bytes of shards, of the most that is gathered, and of what autograd keeps."""
     model, most = Zero3(GPT(CONFIG)), []
     for block in model.module.blocks:
         block.mlp.register_forward_hook(lambda *_: most.append(dtlab.held_bytes(model.gathered)))
@@ -126,7 +126,7 @@ def test_without_a_wrap_policy_all_is_gathered_and_prefetch_takes_a_block() -> N
     assert usual - frugal == pytest.approx(block, rel=0.02)
 
 
-# What travels --------------------------------------------------------------------------------
+# What is sent --------------------------------------------------------------------------------
 
 RINGS = {"all_gather": collectives.ring_all_gather,
          "reduce_scatter": collectives.ring_reduce_scatter}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`dtlab.show`: what is on the figures, where it is, and what they say in words.
+"""`dtlab.show`: the parts of its figures, their places, and the alt texts.
 
 Structure is tested, never pixels: which bars there are, from when to when, in which colour.
 """
@@ -836,7 +836,7 @@ def test_the_fastest_is_the_fastest(num_ranks: int, algorithms: tuple[str, ...])
 
 
 def labels(figure: Figure) -> dict[str, tuple[float, float, float]]:
-    """Left and right end of the words beside upright lines, as drawn, and the line's place."""
+    """Left and right end of the words next to vertical lines, as drawn, and the line's place."""
     FigureCanvasAgg(figure).draw()
     axes = figure.axes[0]
     found = {}
@@ -848,7 +848,7 @@ def labels(figure: Figure) -> dict[str, tuple[float, float, float]]:
 
 
 def upright(figure: Figure) -> list[tuple[float, float, float]]:
-    """Where lines stand upright, from where to where, in pixels."""
+    """The places and the ends of vertical lines, in pixels."""
     axes = figure.axes[0]
     named = [line for line in axes.lines if line.get_gid() in ("crossover", "size")]
     boxes = [line.get_window_extent() for line in named]

@@ -1,4 +1,4 @@
-"""Figures of batch sizes and learning rates: what is on them, and what they say in words."""
+"""Figures of batch sizes and learning rates: their parts and alt texts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_where_each_gpu_has_a_copy_nothing_is_wrong_with_gpus() -> None:
     assert "1 sample in a step, on 1 GPU (" in figure.alt_text
     assert "share" not in figure.alt_text
     (step,) = boxes(figure, "step")
-    assert to_hex(step.get_facecolor()) == COLOURS["optimizer"].lower()  # nothing travels
+    assert to_hex(step.get_facecolor()) == COLOURS["optimizer"].lower()  # nothing is sent
     assert "all-reduce" not in figure.alt_text
 
 

@@ -1,4 +1,4 @@
-"""Figures of data parallelism: what is on them, where, and what they say in words."""
+"""Figures of data parallelism: their parts, places and alt texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of pipelines: what lies where, on which axis, and in words; and the explorer."""
+"""Figures of pipelines: the places of their parts, axes and alt texts; and the explorer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of formats, gradients, loss scales and activations: what is on them, and in words."""
+"""Figures of formats, gradients, loss scales and activations: parts and alt texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of ceilings and of the wire: what is on them, and what they say in words."""
+"""Figures of ceilings and of the wire: their parts and alt texts."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ DTYPES = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_formats_round_as_pytorch_casts(dtype: torch.dtype) -> None:
-    """Over all exponents: numbers of the format, ties between them, and what lies elsewhere."""
+    """All exponents are tried: numbers of the format, ties between them, and others."""
     own, draws = DTYPES[dtype], torch.Generator().manual_seed(0)
     lowest = max(own.lowest - own.mantissa_bits - 2, -126)  # fp32 goes no lower
     exponents = torch.arange(lowest, own.highest + 1).repeat_interleave(8)

@@ -22,7 +22,7 @@ from tests.marks import slow
 from tests.staying import on_ranks
 
 SMALL = GPTConfig(vocab_size=37, context=8, num_layers=3, num_heads=2, width=12)
-EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
+EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64, so that errors larger than rounding show
 State = dict[str, Tensor]
 
 
@@ -217,7 +217,7 @@ def test_equals_fully_shard_step_by_step(name: str, ranks: int) -> None:
             same(got, wanted, rtol=1e-5, atol=1e-6)
 
 
-# Not the ConvNet: BatchNorm on a CPU takes no bfloat16 weights beside its fp32 statistics.
+# Not the ConvNet: BatchNorm on a CPU takes no bfloat16 weights with fp32 statistics.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", slow("gpt")])
 def test_equals_fully_shard_in_mixed_precision(name: str) -> None:

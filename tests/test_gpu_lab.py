@@ -123,7 +123,7 @@ def test_the_fastest_link_of_the_topology_is_counted_and_its_bandwidth_taken() -
     assert published_link(unknown, switch | {(0, 1): "NV4", (2, 3): "SYS"})[0] == 4
     two_sockets = dict.fromkeys(pairs, "SYS") | {(0, 1): "PIX", (2, 3): "NODE"}
     assert published_link(a100, two_sockets) == (1, LINKS["PCIe 4"])
-    assert published_link(a100, {}) == (6, LINKS["PCIe 4"])  # not told: nothing is taken for fast
+    assert published_link(a100, {}) == (6, LINKS["PCIe 4"])  # unknown: no link counts as fast
 
 
 # The sheet --------------------------------------------------------------------------------------

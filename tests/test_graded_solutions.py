@@ -1,6 +1,6 @@
 """The instructor's own answers keep all points in a class that is graded four at a time.
 
-Graded ranks are in a sandbox, without the judges, beside those of other submissions: what passes
+Graded ranks are in a sandbox, without the judges, in parallel with others: what passes
 in a notebook may fail there. `make proof` grades every unit so.
 """
 
@@ -37,7 +37,7 @@ CHANGES = (
 
 @pytest.fixture
 def out_of_turn(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of what judges in threads have called without having the turn."""
+    """Names of functions that judges in threads have called outside of their turns."""
     found = set[str]()
 
     def watched(path: str) -> Callable[..., Any]:

@@ -71,7 +71,7 @@ def test_report_is_a_table_that_takes_the_colours_of_the_page() -> None:
     assert "color:inherit" in table
     open_ = Report("part", (Criterion("result", 1, 0, "open", "the sum is right"),))._repr_html_()
     for status in ("ok", "lost", "blocked", "open"):
-        assert f">{status}</span>" in table + open_  # told by a word, not by colour alone
+        assert f">{status}</span>" in table + open_  # a word says it, not colour alone
 
 
 NAMED = "your `group=None` < `input`: a ` alone\nand `two\nlines` stay"

@@ -103,7 +103,7 @@ def test_a_resumed_job_is_bit_identical(backend: Any, hidden: int, tmp_path: Pat
 
 
 def test_a_checkpoint_fits_the_other_back_end_and_other_ranks(tmp_path: Path) -> None:
-    """Large parameters come first on a server, so the optimizer's state must be told by name."""
+    """Large parameters come first on a server, so the optimizer's state must be found by name."""
     spec = replace(SPEC, model=partial(_Model, 0.0, 190), checkpoint_every=3)
     served = replace(spec, backend="parameter_server", ranks=3)
     whole = simple_job(spec)

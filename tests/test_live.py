@@ -1,4 +1,4 @@
-"""What `live_bytes` and `peak_bytes` say, against what is counted by hand."""
+"""`live_bytes` and `peak_bytes`, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dtlab.training.activation import checkpoint_every
 from dtlab.training.live import live_bytes, peak_bytes
 from dtlab.training.saved import saved_bytes
 
-X = 400  # bytes of what goes from layer to layer
+X = 400  # bytes of the tensor between layers
 SCALAR = 4
 
 

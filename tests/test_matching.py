@@ -88,7 +88,7 @@ LEAVES = Call("", "", 0, LEFT)
 
 
 class Ranks:
-    """Ranks whose machine is told what they do."""
+    """Ranks whose machine gets the operations that they do."""
 
     def __init__(self, world_size: int) -> None:
         self.machine = Machine(world_size, self._describe)

@@ -416,7 +416,7 @@ def test_traffic_of_a_step() -> None:
     assert [zero_traffic(1e9, stage, 8, 4).passes for stage in range(4)] == [2, 2, 5, 12]
     assert zero_traffic(1e9, 3, 8, 4, reshard_after_forward=False).passes == 8
     assert zero_traffic(1e9, 3, 2).nbytes(2, 4) == (2 * 2 + 4) * 1e9 / 2
-    assert zero_traffic(1e9, 0, 2).nbytes(2, 4) == 2 * 4 * 1e9 / 2  # only gradients travel
+    assert zero_traffic(1e9, 0, 2).nbytes(2, 4) == 2 * 4 * 1e9 / 2  # only gradients are sent
 
 
 # ----------------------------------------------------------------------------- claims, checked

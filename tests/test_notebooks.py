@@ -1,4 +1,4 @@
-"""Notebooks have one form: whatever Jupyter adds goes, and what is graded follows the parts."""
+"""Notebooks have one form: additions of Jupyter are removed, and graded cells follow the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What takes more than two seconds says what it is doing."""
+"""An operation that takes more than two seconds prints what it does."""
 
 from __future__ import annotations
 

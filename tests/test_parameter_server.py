@@ -447,7 +447,7 @@ def _moved() -> Any:
     if dist.get_rank() == 0:
         return _served(ParameterServer(model, partial(torch.optim.SGD, lr=1.0)))
     with ParameterWorker(model) as worker:
-        model.double()  # or to a device: parameters lie elsewhere than where a pull arrives
+        model.double()  # or to a device: the parameters are no longer where a pull writes
         model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
         worker.push()
         worker.pull()

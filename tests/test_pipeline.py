@@ -44,7 +44,7 @@ from dtlab.training.models import Block, GPTConfig
 from tests.benchmarks.pipeline import bubbles
 from tests.staying import on_ranks
 
-EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64: what is not rounding shows
+EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64, so that errors larger than rounding show
 STEPS = 2
 Grads = dict[str, Tensor]
 

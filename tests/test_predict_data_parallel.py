@@ -1,4 +1,4 @@
-"""Predictions of data parallelism: when buckets travel, and what it costs to wait."""
+"""Predictions of data parallelism: when buckets are sent, and what waiting costs."""
 
 from __future__ import annotations
 

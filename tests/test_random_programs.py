@@ -45,7 +45,7 @@ REPRODUCIBLE = settings(
 
 
 class Fed:
-    """A `Machine` that is told what the ranks of a program did, in any order and in any portions.
+    """A `Machine` that gets the events of a program's ranks, in any order and in any portions.
 
     `sources` has the source of each receive from any source. Ranks are followed as far as they get
     on a backend that buffers, which is further than the strict rules allow. With `in_two`, a

@@ -20,7 +20,7 @@ def cells(*names: str) -> str:
     return "\n\n".join(code[name] for name in ("imports", "start", *names))
 
 
-# Ray is a part of these programs, so that its processes can be told from those of other tests.
+# Ray is a part of these programs, so that its processes differ from those of other tests.
 FAILURES = """
 import contextlib
 import psutil

@@ -277,7 +277,7 @@ def test_an_operation_that_the_backend_refuses_has_ended() -> None:
 
 
 def _left_behind() -> list[str]:
-    """Names of what is not as it was, after a recording that ended with an exception."""
+    """Names of everything that differs after a recording that ended with an exception."""
     before = dict(vars(dist.ProcessGroup)), dict(vars(dist.Work))
     recorder = Recorder(dist.get_rank())
     recorder.start()

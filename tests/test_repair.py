@@ -678,7 +678,7 @@ def test_a_cell_that_nothing_needs_stays_deleted() -> None:
 
 
 def test_a_helper_that_the_learner_wrote_anew_counts() -> None:
-    """The released one is not restored beside it, but the imports that it needs are."""
+    """The released helper is not restored too, but the imports that the new one needs are."""
     own_helper = "def net():\n    return nn.Identity()\n"
     names = restored(own_helper + DEEP_ANSWER, "imports", "helper")
     assert names == ["title", "imports", "sizes", "text", "answer", "try", "answer-check",

@@ -29,7 +29,7 @@ GPU 1: NVIDIA H100 (UUID: GPU-{NODE}-1)
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of which `nvidia-smi -L` prints what is in it."""
+    """A file whose content `nvidia-smi -L` prints."""
     listed, tool = tmp_path / "cards", tmp_path / "nvidia-smi"
     listed.write_text(PLAIN)
     tool.write_text(f"#!/bin/sh\ncat {listed}\n")
@@ -49,7 +49,7 @@ def cards_of(one: Spec) -> list[str]:
     return [card.rpartition("-")[2] for card in seen]
 
 
-# What there is ----------------------------------------------------------------------------------
+# Which cards exist -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

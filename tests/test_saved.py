@@ -1,4 +1,4 @@
-"""What `saved_bytes` says, against what is counted by hand."""
+"""`saved_bytes`, compared with counts by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated pipelines: the published table, closed forms, and a real pipeline beside them."""
+"""Simulated pipelines: the published table, closed forms, and a real pipeline."""
 
 from __future__ import annotations
 

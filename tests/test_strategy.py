@@ -98,7 +98,7 @@ def test_activations_and_states_are_shared_inside_the_node() -> None:
     assert found.bytes_per_gpu == 16 * 70e9 / 64 + 70e9 / 8
     assert choose(300e9, 80e9, 60e9, num_gpus=64).leaf.id == "context_parallel"
     gathered = choose(70e9, 80e9, 60e9, num_gpus=64, block_params=2e9)
-    assert gathered.leaf.id == "tensor_parallel"  # 17.5 + 60 fit, two blocks beside them do not
+    assert gathered.leaf.id == "tensor_parallel"  # 17.5 + 60 fit, but not with two more blocks
     assert gathered.facts["stage3_bytes"] == 77.5e9 + 2e9 * (2 * 2 + 2)
 
 

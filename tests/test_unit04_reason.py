@@ -311,7 +311,7 @@ def test_what_saves_most_is_not_the_same_for_all() -> None:
     assert found == {"fused", "halved"}
     for given, right in (drawn("activation_bytes", learner) for learner in MANY_LEARNERS):
         assert given["hidden"] == given["heads"] * given["hidden"] // given["heads"]
-        apart = abs(right["selective"] / 50 - 1)  # fused attention beside half of everything
+        apart = abs(right["selective"] / 50 - 1)  # fused attention against half of all
         assert apart > 0.02
 
 

@@ -143,7 +143,7 @@ def test_ddp_reduces_once_and_its_zero_optimizer_broadcasts() -> None:
     )
     assert plain["all_reduce"] == zero["all_reduce"] == 1
     assert plain["broadcast"] == 0
-    assert zero["broadcast"] >= RANKS  # each rank hands out what it has stepped
+    assert zero["broadcast"] >= RANKS  # each rank broadcasts the parameters that it has updated
 
 
 @pytest.mark.slow

@@ -210,7 +210,7 @@ def test_the_ceiling_is_where_more_microbatches_lead() -> None:
 @pytest.mark.proof
 @pytest.mark.slow
 def test_a_cut_by_cost_is_faster_on_an_emulated_cluster(warm: None) -> None:
-    """The sign, over and over: by far less than what is simulated, for a busy machine's sake."""
+    """Only the sign is checked, several times, because the machine may be busy."""
     import dtlab
     from dtlab.units.unit07.slow_training import stage_step
 

@@ -30,7 +30,7 @@ UNITS = Course(ROOT).units()
 LEVELS = ("level-1", "level-2", "level-3")
 PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
-# Units that are being written, and what there is of them.
+# Units that are being written, and the notebooks that they have.
 UNDER_WAY: dict[str, tuple[str, ...]] = {}
 MOST = {"cells": 90, "lines of a code cell": 25, "predictions": 12}
 ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
@@ -70,7 +70,7 @@ def solution_of(part: Part) -> Path:
     return ROOT / "solutions" / Course(ROOT).level(part)
 
 
-# What there is ---------------------------------------------------------------------------------
+# Which files exist -------------------------------------------------------------------------------
 
 
 @unit_and_file

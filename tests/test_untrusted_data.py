@@ -92,7 +92,7 @@ FOREIGN = torch.__file__
         ("<cell 3>", "<cell 3>"),
         ("/etc/passwd", "<passwd>"),
         ("solutions/level-2.ipynb", "<level-2.ipynb>"),
-        (FOREIGN, FOREIGN),  # so that it is told apart from the learner's own
+        (FOREIGN, FOREIGN),  # so that it differs from the learner's own
         (FOREIGN + "/../../../../../../etc/passwd", "<passwd>"),
         (FOREIGN + "\0", "<__init__.py\0>"),
         ("<frozen /../etc/passwd", "<passwd>"),

@@ -78,7 +78,7 @@ def picture(explorer: Explorer) -> str:
 
 
 def buttons(explorer: Explorer) -> list[Any]:
-    """The buttons beside the slider."""
+    """The buttons next to the slider."""
     return [each for each in explorer.widget.children[0].children if hasattr(each, "click")]
 
 
@@ -338,7 +338,7 @@ def test_a_replay_covers_what_has_not_happened_yet() -> None:
     assert (dial.value, shown.play.value) == (1, 50)  # playing continues from there
     shown.play.playing = True
     shown.play.value = 100
-    assert (dial.value, shown.play.value, shown.play.playing) == (2, 0, False)  # and begins anew
+    assert (dial.value, shown.play.value, shown.play.playing) == (2, 0, False)  # and starts again
 
 
 def test_a_replay_without_widgets_is_the_timeline() -> None:

@@ -1,7 +1,7 @@
 """The emulated interconnect on real ranks: measured times against the closed forms of FACTS.
 
-Times are tens of milliseconds, so that the machine's own are small beside them. What the machine
-does only adds, so the quickest of a few repetitions is held against the form.
+Times are tens of milliseconds, so that the machine's own are small compared with them. The machine
+can only add to them, so the quickest of a few repetitions is compared with the form.
 """
 
 from __future__ import annotations
@@ -387,7 +387,7 @@ def test_results_are_those_without_a_cluster() -> None:
 
 
 class _Kernel(torch.autograd.Function):
-    """Passes on what it gets; its backward stands for 30 ms of work."""
+    """Returns its input; its backward takes 30 ms, as work would."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

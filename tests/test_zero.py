@@ -177,7 +177,7 @@ def test_equals_pytorchs_own(name: str) -> None:
             same(values, wanted, **CLOSE)
 
 
-# What is used, and what is not ---------------------------------------------------------------
+# Unused parameters ---------------------------------------------------------------
 
 
 def branches(wrap: Wrap, whole: bool, ranks: int) -> Params:
@@ -808,7 +808,7 @@ def test_a_shard_is_saved_and_loaded_with_its_master_weights(stage: int) -> None
         assert "elements of parameter" in text and "Pass the states of all ranks." in text
 
 
-# Which optimizers, and what is said ----------------------------------------------------------
+# Which optimizers, and error messages ----------------------------------------------------------
 
 
 class Signs(torch.optim.Optimizer):

@@ -58,7 +58,7 @@ def running_cluster(monkeypatch: pytest.MonkeyPatch, cpus: int) -> Iterator[psut
 
 
 class Marked:
-    """A program whose processes can be told from others, wherever they end up."""
+    """A program whose processes can be identified, whichever their parent is."""
 
     def __init__(self, start: Callable[[dict[str, str]], subprocess.Popen[str]]) -> None:
         """`start` starts the program with an environment."""

@@ -98,7 +98,7 @@ def on_the_wire() -> None:
 def exposed_on_the_wire(trace: dtlab.Trace, rank: int) -> dict[str, float]:
     """Median seconds that a step takes after its last block, beyond a step that sends nothing.
 
-    Until then there is something to compute. (DDP waits in C++, which the trace does not see.)
+    Until then backward computes. (DDP waits in C++, which the trace does not see.)
     """
     mine = [event for event in trace.events if event.rank == rank]
     computed = [event.end for event in mine if event.name == "compute"]

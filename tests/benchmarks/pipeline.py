@@ -30,7 +30,7 @@ from dtlab.schedules import (
 RANKS, MICROBATCHES, CHUNKS = 4, 8, 2
 WIDTH, SAMPLES = 64, 256  # messages of 64 kB
 WARM, STEPS = 3, 25
-UNIT = 0.02  # seconds of F, of I and of W of a stand-in
+UNIT = 0.02  # seconds of F, I and W of a stand-in
 SPANS = ("forward", "backward", "backward_input", "backward_weight")
 Step = Callable[[Tensor], None]
 

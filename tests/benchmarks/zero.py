@@ -72,7 +72,7 @@ def in_turns(steps: int) -> dict[str, list[float]]:
 def peak(name: str, gives_back: bool) -> int:
     """Most bytes in use, beyond those before the model was made, as the kernel counts.
 
-    `gives_back`: what is freed goes back at once, so this is what was in use. Else malloc keeps
+    `gives_back`: malloc returns freed memory at once, so this was in use. Otherwise malloc keeps
     some, and more of it where many tensors come and go.
     """
     if gives_back:

@@ -90,7 +90,7 @@ def _running(
 
 
 def user_settings(folder: Path, autosave: int) -> Path:
-    """Keep every cell in the page, so that cells out of sight can be looked at too."""
+    """Keep every cell in the page, so that tests find cells out of sight, too."""
     documents = folder / "@jupyterlab" / "docmanager-extension"
     documents.mkdir(parents=True)
     (documents / "plugin.jupyterlab-settings").write_text(f'{{"autosaveInterval": {autosave}}}')

@@ -1,4 +1,4 @@
-"""A class graded by `dtlab grade`, looked at and corrected in formgrader, in a real browser."""
+"""A class graded by `dtlab grade`, shown and corrected in formgrader, in a real browser."""
 
 from __future__ import annotations
 

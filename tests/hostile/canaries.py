@@ -22,7 +22,7 @@ _IPC_PRIVATE, _IPC_RMID, _WORLD_READABLE = 0, 0, 0o666
 
 
 class Canaries:
-    """Places them while it is open. `places` names what an attack may be told: paths, a port.
+    """Places them while it is open. `places` has the paths and the port that attacks are given.
 
     It opens before a server is started, so that the server inherits what it inherits in a course.
     """

@@ -66,7 +66,7 @@ SHARE = """
 
 
 def another_way(name: str, tries: str, answer: str, *says: str, seconds: float = 20) -> Hostile:
-    """Data that goes another way, beside a ring for show."""
+    """Data that is sent another way, while a ring is run for show."""
     helpers = code(INSIDE, FOR_SHOW, SHARE)
     answers = {"ring_all_reduce": answer}
     return Hostile(name, tries, NOTHING, seconds, before=helpers, answers=answers, says=says)

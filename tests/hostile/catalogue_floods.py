@@ -1,4 +1,4 @@
-"""Filling what there is: processes, memory, disks, outputs, and the judge's own memory."""
+"""Using up processes, memory, disks, outputs, and the judge's own memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRADER = """
     """
 
 CATALOGUE = [
-    # Filling what there is ----------------------------------------------------------------------
+    # Using up resources ------------------------------------------------------------------------
     cell(
         "fork bomb",
         "Forks as long as it can, each child in a new session, ignoring signals.",

@@ -1,6 +1,6 @@
 """Files that are broken, or not the ones that were handed out: `repair` makes sound ones of them.
 
-What can be read earns what it did earn; what is wrong with a file is said.
+Cells that can be read keep their points, and a note says what is wrong with the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def raw(change: Callable[[bytes], bytes | None]) -> Edit:
 
 
 def as_json(change: Callable[[dict[str, Any]], Any]) -> Edit:
-    """A change of what is in the file, where nbformat would refuse it."""
+    """A change of the file's content that nbformat would refuse."""
 
     def edit(notebook: NotebookNode) -> bytes:
         content = json.loads(as_bytes(notebook))

@@ -1,6 +1,6 @@
 """Crashing, hanging and flooding from a rank.
 
-The answer does it. It costs the points of its part, and of no other one.
+The answer itself does this. It loses the points of its part, and of no other part.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ CATALOGUE = [
         earns=EVERYTHING,
         seconds=30,
     ),
-    # Filling what there is ----------------------------------------------------------------------
+    # Using up resources ------------------------------------------------------------------------
     rank(
         "a rank's fork bomb",
         "Forks as long as it can.",

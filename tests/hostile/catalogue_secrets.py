@@ -1,7 +1,7 @@
 """Reading what graded code must not see: each attack shows all that it finds.
 
 The secrets (`canaries`) lie in the course's files, in the home folder, in memory of all kinds, in
-the environment and behind ports of the host. Attacks are told where.
+the environment and behind ports of the host. Attacks are given the places.
 """
 
 from __future__ import annotations

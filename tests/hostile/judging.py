@@ -33,7 +33,7 @@ SEED = 20_260_730  # hidden from the submissions, as any seed is
 LARGEST = 8 * 2**20  # bytes of a judged notebook
 MEMORY = 600 * 2**20  # bytes by which the judging process may grow for one submission
 _FAULTS = ("SyntaxError", "NameError", "IndentationError", "is function here")
-_SHOWN = 3  # of what is left behind
+_SHOWN = 3  # of a file or process that is left behind
 LATER = 1.5  # seconds from now on: a moment at which an attack may begin
 GUARD = 30.0  # seconds over its budget after which the judge itself is taken for stuck
 
@@ -111,7 +111,7 @@ class Judging:
         return outcome
 
     def _traces(self, outcome: Outcome, before: Outside) -> Iterator[str]:
-        """What was read that should not be, and what is left."""
+        """Secrets that were read, and what is left behind."""
         yield from (f"{place} was read" for place in self.canaries.told(outcome.told))
         left = left_behind(before)
         yield from (f"left behind: {what}" for what in left[:_SHOWN])

@@ -19,12 +19,12 @@ from dtlab.ranks.sandbox.sandbox import first_user
 __all__ = ["Outside", "left_behind"]
 
 _USERS = 512  # of one submission
-_PATIENCE = 2.0  # seconds until what is ending has ended
+_PATIENCE = 2.0  # seconds that a process may need to end
 
 
 @dataclass(frozen=True)
 class Outside:
-    """What there is at one moment."""
+    """The processes, control groups and files at one moment."""
 
     processes: frozenset[str]
     groups: frozenset[str]

@@ -55,7 +55,7 @@ def _code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _prelude(cells: list[str], wanted: set[str]) -> str:
-    """Those statements of the cells that bind what is wanted, and what they want in turn.
+    """The statements of the cells that bind the wanted names, and the names that those need.
 
     Not the whole cells: most of them launch ranks and draw.
     """
