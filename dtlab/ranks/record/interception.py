@@ -197,7 +197,7 @@ class CallHooks:
     def _follower(self, operator: Operator) -> Callable[..., None]:
         """A function that registers an operation so that its end will be noted."""
         pending, ends = self._pending, self._ends
-        from_anybody = operator.c10d == "recv_any_source_"
+        from_any_source = operator.c10d == "recv_any_source_"
         is_collective = operator.async_op is not None  # a message ends when the rank waits for it
         writes_at_root = operator.name in ("reduce", "gather")  # and nowhere else
         buffers = self._buffers
@@ -206,8 +206,8 @@ class CallHooks:
             index: int, work: Any, outputs: Any, group: Any, tag: int,
             is_async: bool, announced: bool, reduction: Any, root: int | None,
         ) -> None:  # fmt: skip
-            anybody = (group, tag) if from_anybody else None
-            pending[id(work)] = (index, work, outputs, anybody, announced, is_collective)
+            unknown_source = (group, tag) if from_any_source else None
+            pending[id(work)] = (index, work, outputs, unknown_source, announced, is_collective)
             if buffers is None or not is_async:
                 pass
             elif root is None or (group.rank() == root) == writes_at_root:

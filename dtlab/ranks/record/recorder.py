@@ -243,13 +243,13 @@ class _Hooks:
 
     def _waited(self, known: Pending, start: int) -> None:
         """Record that this thread waited for an operation from `start` until now."""
-        index, work, _, anybody, *_ = known
+        index, work, _, unknown_source, *_ = known
         self._journal.block(index, start)
-        if anybody is not None:
+        if unknown_source is not None:
             source = torch_internals.source_rank(work)
             self._journal.source(index, source)
             if self._announcer is not None:
-                self._announcer.source(index, anybody[0], source, anybody[1])
+                self._announcer.source(index, unknown_source[0], source, unknown_source[1])
         self._pending.pop(id(work), None)
 
     def _making_group(self, announcer: Announcer) -> Callable[[Any], Any]:
