@@ -6,22 +6,20 @@ answers are known; three students hand in one each, and `dtlab grade` judges the
 
 from __future__ import annotations
 
-import ast
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
 from nbgrader.api import Gradebook
 
-from dtlab.checks import Part, known_parts
+from dtlab.checks import known_parts
 from dtlab.checks.functions.checks import Check
 from dtlab.classroom.command import grade
 from dtlab.classroom.releases.release import release_assignment
 from dtlab.classroom.settings import course_directory
-from tests.wrong_answers import FOLDER, Answers, answers_of
+from tests.wrong_answers import Answers, answers_of, cell_of
 
 pytestmark = pytest.mark.proof
 STUDENTS, NAME = ("ada", "bob", "cyd"), "week-1"
@@ -41,34 +39,6 @@ def alternatives(unit: str) -> list[Answers]:
 
 
 UNITS = sorted({part.unit for part in known_parts()})
-
-
-def cell_of(answer: Callable[..., Any], part: Part) -> str:
-    """A cell that defines `answer` as a part's, with all that it needs of its file."""
-    (path,) = FOLDER.glob(f"{part.unit}_*/{part.symbol}.py")
-    tree = ast.parse(path.read_text())
-    needed, known = {answer.__name__}, set[str]()
-    while needed != known:
-        known = set(needed)
-        for node in tree.body:
-            if _binds(node) & known and not isinstance(node, ast.ImportFrom):
-                names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
-                needed |= {one.id for one in names}
-    kept = [node for node in tree.body if _binds(node) & needed]
-    for node in kept:
-        if isinstance(node, ast.ImportFrom):
-            node.names = [one for one in node.names if (one.asname or one.name) in needed]
-    lines = [ast.unparse(node) for node in kept]
-    return "\n\n".join([*lines, f"{part.symbol} = {answer.__name__}"])
-
-
-def _binds(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {one.asname or one.name.partition(".")[0] for one in node.names}
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else ()
-    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
 
 
 def hand_in(folder: Path, number: int, parts: Sequence[Answers]) -> None:

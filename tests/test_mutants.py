@@ -150,7 +150,7 @@ def test_a_long_line_is_cut_to_what_is_round_the_change() -> None:
 def test_the_solution_of_a_part_is_found_with_what_it_needs(part: Part) -> None:
     solution = solution_of(part)
     assert solution.answer(solution.source, part.symbol) is not None
-    assert "dtlab.launch" not in solution.prelude
+    assert "dtlab.launch" not in solution.prelude(solution.source)
 
 
 @pytest.mark.proof
@@ -418,6 +418,7 @@ def test_a_fingerprint_changes_with_the_files_of_its_unit_alone(
         "dtlab/units/unit05/gather.py": {"05", "none"},
         "tests/test_unit04_fit.py": {"04", "05", "none"},
         "tests/wrong_answers/05_zero/gather.py": {"05", "none"},
+        "tests/known_answers/05_zero/gather.answers": {"05", "none"},
         "solutions/04_precision/level-1.ipynb": {"04", "none"},
         "notebooks/05_zero.ipynb": {"05", "none"},
     }

@@ -14,6 +14,7 @@ import pytest
 
 from dtlab.checks import Criterion, Part, Report, known_parts
 from dtlab.checks.questions.answers import Questions
+from tests.known_answers import FOLDER as CHANGES
 from tests.marks import slow
 from tests.staying import BENCH
 from tests.wrong_answers import FOLDER, Answers, answers_of, known_answers
@@ -76,8 +77,9 @@ def test_there_are_answers_enough(known: Answers) -> None:
 
 
 def test_every_file_of_answers_belongs_to_a_part() -> None:
-    files = {f"{path.parent.name[:2]}/{path.stem}" for path in FOLDER.glob("[0-9]*/*.py")}
-    assert files == {f"{known.part.unit}/{known.part.symbol}" for known in KNOWN}
+    paths = [*FOLDER.glob("[0-9]*/*.py"), *CHANGES.glob("[0-9]*/*.answers")]
+    files = sorted(f"{path.parent.name[:2]}/{path.stem}" for path in paths)
+    assert files == sorted(f"{known.part.unit}/{known.part.symbol}" for known in KNOWN)
 
 
 # What is said about a report that differs ------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,28 @@ SOLUTIONS = Path(__file__).parents[2] / "solutions"
 
 @dataclass(frozen=True)
 class Solution:
-    """The `source` of a part's solution cell, and the `prelude` that it needs to run."""
+    """The `source` of a part's solution cell, and those of the code cells `before` it."""
 
     source: str
-    prelude: str
+    before: tuple[str, ...]
 
     def answer(self, source: str, symbol: str) -> Any:
         """What `symbol` is after a cell with `source` has run in the solution's place.
 
-        Its functions stay unimportable, as a notebook's are. Whatever the cell raises is raised.
+        Names that it uses come from the cells before it. Its functions stay unimportable, as a
+        notebook's are. Whatever the cell raises is raised.
         """
         names: dict[str, Any] = {"__name__": "solution"}
-        exec(compile(self.prelude, "prelude", "exec"), names)
+        exec(compile(self.prelude(source), "prelude", "exec"), names)
         exec(compile(source, "mutant", "exec"), names)
         return names[symbol]
+
+    def prelude(self, source: str) -> str:
+        """The statements of the cells before that a cell with `source` needs to run.
+
+        Not the whole cells: most of them launch ranks and draw.
+        """
+        return _prelude(self.before, unbound(ast.parse(source)))
 
 
 def solution_of(part: Part) -> Solution:
@@ -41,9 +49,8 @@ def solution_of(part: Part) -> Solution:
         cells = list(_code_cells(json.loads(notebook.read_text())))
         for index, cell in enumerate(cells):
             if cell["id"] == part.answer_id:
-                source = "".join(cell["source"])
-                before = ["".join(one["source"]) for one in cells[:index]]
-                return Solution(source, _prelude(before, unbound(ast.parse(source))))
+                before = ("".join(one["source"]) for one in cells[:index])
+                return Solution("".join(cell["source"]), tuple(before))
     raise LookupError(
         f"write the cell {part.answer_id!r} in solutions/{part.unit}_*/level-{part.level}.ipynb "
         "first: its solution is one of the right answers, and the mutants are made from it."
@@ -54,11 +61,8 @@ def _code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
-def _prelude(cells: list[str], wanted: set[str]) -> str:
-    """The statements of the cells that bind the wanted names, and the names that those need.
-
-    Not the whole cells: most of them launch ranks and draw.
-    """
+def _prelude(cells: Iterable[str], wanted: set[str]) -> str:
+    """The statements of the cells that bind the wanted names, and the names that those need."""
     kept: list[str] = []
     statements = [one for cell in cells for one in ast.parse(cell).body]
     for statement in reversed(statements):

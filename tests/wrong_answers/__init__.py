@@ -1,6 +1,7 @@
 """Answers that people give, one file per graded part: `NN_name/<symbol>.py`.
 
-Each file has
+Answers that are changes of the solution are in `tests/known_answers/`; `answers_of` finds both.
+Each file here has
 
     WRONG        {answer: {criterion: piece of its message}}: it loses these criteria and no others
     RIGHT        [answer, ...]: right answers written differently, which earn everything
@@ -13,6 +14,7 @@ function that makes it: from the given values in Level I, from nothing in a part
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +28,10 @@ from dtlab.checks import Part, Report, known_parts
 from dtlab.checks.functions.bench import HERE, Bench
 from dtlab.checks.programs.broken import Fix
 from dtlab.checks.questions.answers import Questions
+from tests.known_answers import path_of, read
+from tests.mutants.sources import solution_of
 
-__all__ = ["Answer", "Answers", "answers_of", "known_answers", "report_on"]
+__all__ = ["Answer", "Answers", "answers_of", "cell_of", "known_answers", "report_on"]
 
 Answer = Callable[..., Any]
 
@@ -123,6 +127,8 @@ def report_on(
 
 def answers_of(part: Part) -> Answers | None:
     """The answers to `part`; None where there is no file of them yet."""
+    if changes := path_of(part.unit, part.symbol):
+        return _from_changes(part, changes)
     path = next(FOLDER.glob(f"{part.unit}_*/{part.symbol}.py"), None)
     if path is None:
         return None
@@ -130,10 +136,62 @@ def answers_of(part: Part) -> Answers | None:
     return Answers(part, module.WRONG, module.RIGHT, getattr(module, "EQUIVALENT", {}))
 
 
+def _from_changes(part: Part, path: Path) -> Answers:
+    """The answers in a file of `tests.known_answers`; the first right one is the solution."""
+    solution = solution_of(part)
+    known = read(path, Answers(part, {}, [], {}).criteria)
+
+    def run(source: str) -> Any:
+        return solution.answer(source, part.symbol)
+
+    def named(name: str, value: Any) -> Answer:
+        answer = (lambda: value) if isinstance(part.check, Fix) else value
+        answer.__name__ = name
+        return answer
+
+    made = [(one, named(one.name, one.value(solution.source, run))) for one in known.answers]
+    wrong = {answer: one.losses for one, answer in made if one.losses}
+    right = [answer for one, answer in made if not one.losses]
+    solved = named("solution", run(solution.source))
+    return Answers(part, wrong, [solved, *right], known.equivalent)
+
+
 def known_answers(unit: str = "") -> list[Answers]:
     """The answers to all parts of `unit` ("01"), or of every unit."""
     found = (answers_of(part) for part in known_parts() if part.name.startswith(unit))
     return [answers for answers in found if answers is not None]
+
+
+def cell_of(answer: Callable[..., Any], part: Part) -> str:
+    """A cell that hands in one of the answers to a part, with all that it needs of its file."""
+    if changes := path_of(part.unit, part.symbol):
+        source = solution_of(part).source
+        known = read(changes, Answers(part, {}, [], {}).criteria).answers
+        return next((a.source(source) for a in known if a.name == answer.__name__), source)
+    (path,) = FOLDER.glob(f"{part.unit}_*/{part.symbol}.py")
+    tree = ast.parse(path.read_text())
+    needed, known = {answer.__name__}, set[str]()
+    while needed != known:
+        known = set(needed)
+        for node in tree.body:
+            if _binds(node) & known and not isinstance(node, ast.ImportFrom):
+                names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
+                needed |= {one.id for one in names}
+    kept = [node for node in tree.body if _binds(node) & needed]
+    for node in kept:
+        if isinstance(node, ast.ImportFrom):
+            node.names = [one for one in node.names if (one.asname or one.name) in needed]
+    lines = [ast.unparse(node) for node in kept]
+    return "\n\n".join([*lines, f"{part.symbol} = {answer.__name__}"])
+
+
+def _binds(node: ast.stmt) -> set[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {one.asname or one.name.partition(".")[0] for one in node.names}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return {node.name}
+    targets = node.targets if isinstance(node, ast.Assign) else ()
+    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
 
 
 def _loaded(path: Path) -> ModuleType:

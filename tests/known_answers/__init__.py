@@ -1,0 +1,183 @@
+"""Known answers to a part, each written as a change of the solution: `NN_name/<symbol>.answers`.
+
+    copies                    views: is not a view of flat
+    ~ view(parameter.shape) => view(parameter.shape).clone()
+
+The first line of a file is its title. An answer begins with its name and, after two spaces or
+more, the criteria that it loses, each with a piece of its message; `right` means that it loses
+none. Below are its changes of the solution's cell:
+
+    - line                 is removed; it must be in the cell exactly once
+    + line                 is inserted there, with the indentation of that line
+    = line                 stays, and what follows is inserted after it
+    ~ old => new           is replaced in place; `old` must be in exactly one line
+    | line                 no change, but a line of a whole cell that is handed in instead
+
+`-1`, `=1` and `~1` take the first of several such lines, `-2` the second. `equivalent` begins a
+list of mutants that no check can tell from the solution, with the reason. A line that begins with
+`#` is a comment. Each error names its file and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FOLDER", "AnswersError", "KnownAnswer", "KnownAnswers", "path_of", "read"]
+
+FOLDER = Path(__file__).parent
+
+_HEAD = re.compile(r"(\w+) {2,}(\S.*)")
+_LOSS = re.compile(r"(\w+):(.*?)(?= {2,}\w+:|$)")
+_CHANGE = re.compile(r"([-+=~|])(\d*)(?: (.*))?")
+
+
+class AnswersError(Exception):
+    """A file of known answers that cannot be read, or does not fit the solution."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line below the name of an answer: its `kind`, and the line of the file."""
+
+    kind: str
+    text: str
+    which: int  # of the lines of the cell that fit, counted from 1; 0: there must be only one
+    place: str  # where the change is written, for errors
+
+
+@dataclass(frozen=True)
+class KnownAnswer:
+    """An answer by its name: what it loses, and how its cell differs from the solution's."""
+
+    name: str
+    losses: Mapping[str, str]  # a piece of the message, by criterion; empty for a right answer
+    place: str
+    changes: list[Change] = field(default_factory=list)
+
+    def source(self, solution: str) -> str:
+        """The cell that is handed in. Raises AnswersError if a change does not fit."""
+        if any(change.kind == "|" for change in self.changes):
+            return "\n".join(self._whole())
+        lines, at, indent = solution.splitlines(), 0, ""
+        for change in self.changes:
+            if change.kind == "+":
+                lines.insert(at, (indent + change.text).rstrip())
+                at += 1
+                continue
+            old, arrow, new = change.text.partition(" => ")
+            if change.kind == "~" and not arrow:
+                raise AnswersError(f"{change.place}: write ~ old => new")
+            at = _found(lines, old if change.kind == "~" else change.text, change)
+            indent = lines[at][: len(lines[at]) - len(lines[at].lstrip())]
+            if change.kind == "-":
+                del lines[at]
+            elif change.kind == "=":
+                at += 1
+            else:
+                lines[at] = lines[at].replace(old, new)
+        return "\n".join(lines)
+
+    def _whole(self) -> Iterator[str]:
+        for change in self.changes:
+            if change.kind != "|":
+                raise AnswersError(f"{change.place}: a whole cell (|) has no changes beside it")
+            yield change.text
+
+    def value(self, solution: str, run: Callable[[str], Any]) -> Any:
+        """What `run` makes of the cell that is handed in.
+
+        Raises AnswersError if the cell is no Python, or is the solution itself.
+        """
+        source = self.source(solution)
+        try:
+            tree = ast.parse(source)
+        except SyntaxError as error:
+            raise AnswersError(
+                f"{self.place}: {self.name} is no Python in its line {error.lineno}: {error.msg}\n"
+                + "\n".join(f"{n:4} {line}" for n, line in enumerate(source.splitlines(), 1))
+            ) from None
+        if ast.dump(tree) == ast.dump(ast.parse(solution)) and self.losses:
+            raise AnswersError(f"{self.place}: {self.name} changes nothing of the solution")
+        return run(source)
+
+
+@dataclass(frozen=True)
+class KnownAnswers:
+    """What a file says: answers, and equivalent mutants with the reason, by their change."""
+
+    answers: list[KnownAnswer]
+    equivalent: dict[str, str]
+
+
+def path_of(unit: str, symbol: str) -> Path | None:
+    """The file of a part, or None if it has none."""
+    return next(FOLDER.glob(f"{unit}_*/{symbol}.answers"), None)
+
+
+def read(path: Path, criteria: Iterable[str]) -> KnownAnswers:
+    """Read a file. Raises AnswersError for a line that says nothing, or a criterion not there."""
+    file, known = f"{path.parent.name}/{path.name}", set(criteria)
+    answers: list[KnownAnswer] = []
+    equivalent: dict[str, str] = {}
+    reason = ""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
+        place = f"{file}, line {number}"
+        if not line.strip() or line.startswith("#"):
+            continue
+        head, change = _HEAD.fullmatch(line), _CHANGE.fullmatch(line)
+        if head and head[1] == "equivalent":
+            reason = head[2]
+        elif head:
+            reason = ""
+            answers.append(_answer(head[1], head[2], known, place))
+        elif reason:
+            equivalent[line] = reason
+        elif change and answers:
+            which = int(change[2] or 0)
+            answers[-1].changes.append(Change(change[1], change[3] or "", which, place))
+        else:
+            raise AnswersError(
+                f"{place}: {line!r} is no change (- + = ~ |), and no name that two spaces divide "
+                "from what it loses"
+            )
+    _refuse_repetition(answers)
+    return KnownAnswers(answers, equivalent)
+
+
+def _answer(name: str, text: str, criteria: set[str], place: str) -> KnownAnswer:
+    losses = {} if text == "right" else {n: piece.strip() for n, piece in _LOSS.findall(text)}
+    if text != "right" and not losses:
+        raise AnswersError(f"{place}: {name} is neither right nor loses a criterion: {text!r}")
+    if unknown := losses.keys() - criteria:
+        raise AnswersError(
+            f"{place}: there is no criterion {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(sorted(criteria))}"
+        )
+    return KnownAnswer(name, losses, place)
+
+
+def _refuse_repetition(answers: Iterable[KnownAnswer]) -> None:
+    named: dict[str, KnownAnswer] = {}
+    for answer in answers:
+        if answer.name in named:
+            raise AnswersError(f"{answer.place}: {answer.name} is there twice")
+        if not answer.changes and answer.losses:
+            raise AnswersError(f"{answer.place}: {answer.name} has no change")
+        named[answer.name] = answer
+
+
+def _found(lines: list[str], wanted: str, change: Change) -> int:
+    """The line of the cell that a change is about."""
+    if change.kind == "~":
+        fits = [number for number, line in enumerate(lines) if wanted in line]
+    else:
+        fits = [number for number, line in enumerate(lines) if line.strip() == wanted.strip()]
+    if len(fits) < max(change.which, 1) or (len(fits) > 1 and not change.which):
+        many = f"{len(fits)} lines" if fits else "no line"
+        raise AnswersError(f"{change.place}: {wanted!r} is in {many} of the solution")
+    return fits[max(change.which, 1) - 1]

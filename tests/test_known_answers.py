@@ -1,0 +1,128 @@
+"""The loader of known answers: changes of a solution, and errors that name the file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.known_answers import FOLDER, AnswersError, KnownAnswer, read
+
+SOLUTION = """\
+def halves(numbers):
+    found = []
+    for number in numbers:
+        found.append(number / 2)
+    found.sort()
+    found.sort()
+    return found
+"""
+CRITERIA = "values", "order"
+
+
+def the_answer(folder: Path, text: str) -> KnownAnswer:
+    (answer,) = read(written(folder, text), CRITERIA).answers
+    return answer
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "halves.answers"
+    path.write_text("Known answers to 99/halves.\n" + dedent(text))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "cell"),
+    [
+        (["~ / 2 => // 2"], SOLUTION.replace("/ 2", "// 2")),
+        (["- for number in numbers:", "+ for number in reversed(numbers):"],
+         SOLUTION.replace("in numbers", "in reversed(numbers)")),
+        (["= for number in numbers:", "+     if number < 0:", "+         continue"],
+         SOLUTION.replace("rs:\n", "rs:\n        if number < 0:\n            continue\n")),
+        (["-1 found.sort()"], SOLUTION.replace("    found.sort()\n", "", 1)),
+        (["~2 sort => reverse"], "reverse".join(SOLUTION.rsplit("sort", 1))),
+        (["+ import math", "+"], f"import math\n\n{SOLUTION}"),
+        (["| def halves(numbers):", "|     return []"], "def halves(numbers):\n    return []"),
+    ],
+)  # fmt: skip
+def test_a_change_makes_the_cell_that_is_handed_in(
+    tmp_path: Path, changes: list[str], cell: str
+) -> None:
+    answer = the_answer(tmp_path, "\n".join(["changed  values:", *changes]))
+    assert answer.source(SOLUTION) == cell.rstrip("\n")
+
+
+def test_an_answer_says_what_it_loses(tmp_path: Path) -> None:
+    known = read(
+        written(
+            tmp_path,
+            """
+            # A comment.
+            whole_numbers   values: is off by 0.5   order:
+            ~ / 2 => // 2
+            unsorted        right
+            -1 found.sort()
+
+            equivalent      sorted twice is sorted
+            found.sort(); found.sort() -> found.sort()
+            """,
+        ),
+        CRITERIA,
+    )
+    wrong, right = known.answers
+    assert wrong.name == "whole_numbers"
+    assert wrong.losses == {"values": "is off by 0.5", "order": ""}
+    assert (right.name, right.losses) == ("unsorted", {})
+    assert known.equivalent == {
+        "found.sort(); found.sort() -> found.sort()": "sorted twice is sorted"
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a  bytes: many", "line 2: there is no criterion bytes; there are order, values"),
+        ("a  nothing", "line 2: a is neither right nor loses a criterion: 'nothing'"),
+        ("a  values:", "line 2: a has no change"),
+        ("a  right\na  right", "line 3: a is there twice"),
+        ("values are wrong", "line 2: 'values are wrong' is no change (- + = ~ |), and no name"),
+        ("- found.sort()", "line 2: '- found.sort()' is no change"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(AnswersError) as caught:
+        read(written(tmp_path, text), CRITERIA)
+    assert f"halves.answers, {says}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ("- found = [0]", "line 3: 'found = [0]' is in no line of the solution"),
+        ("- found.sort()", "line 3: 'found.sort()' is in 2 lines of the solution"),
+        ("-3 found.sort()", "line 3: 'found.sort()' is in 2 lines of the solution"),
+        ("~ numbers = numbers", "line 3: write ~ old => new"),
+        ("~ found => kept", "line 3: 'found' is in 5 lines of the solution"),
+        ("| pass\n- found = []", "line 4: a whole cell (|) has no changes beside it"),
+        ("~ found = [] => found = [ ]", "line 2: changed changes nothing of the solution"),
+        ("~ / 2) => / 2", "line 2: changed is no Python in its line 4: '(' was never closed"),
+    ],
+)
+def test_a_change_that_does_not_fit_is_an_error(tmp_path: Path, changes: str, says: str) -> None:
+    answer = the_answer(tmp_path, f"changed  values:\n{changes}")
+    with pytest.raises(AnswersError) as caught:
+        answer.value(SOLUTION, eval)
+    assert f"halves.answers, {says}" in str(caught.value)
+
+
+def test_an_error_of_syntax_shows_the_cell(tmp_path: Path) -> None:
+    answer = the_answer(tmp_path, "changed  values:\n~ / 2) => / 2")
+    with pytest.raises(AnswersError, match="   4         found.append.number / 2\n"):
+        answer.value(SOLUTION, eval)
+
+
+def test_lines_of_a_file_are_at_most_120_long() -> None:
+    for path in FOLDER.rglob("*.answers"):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            assert len(line) <= 120 or " -> " in line, f"{path.name}, line {number}"
