@@ -106,7 +106,8 @@ def fingerprint(unit: str) -> str:
     found = hashlib.sha256()
     folders = [ROOT / name for name in ("dtlab", "tests", "notebooks", "solutions", "exercises")]
     for path in sorted(path for folder in folders for path in folder.rglob("*")):
-        kept = path.suffix in (".py", ".ipynb", ".answers") and ".ipynb_checkpoints" not in path.parts
+        is_source = path.suffix in (".py", ".ipynb", ".answers")
+        kept = is_source and ".ipynb_checkpoints" not in path.parts
         about = re.search(r"/(?:unit)?(\d\d)(?:_[^/]*)?(?:/|\.ipynb$)", f"{path}")
         other = unit != NO_UNIT and about is not None and about[1] != unit
         if kept and not other:
