@@ -842,6 +842,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
                     kind, value = "died", ""
                     processes[rank].join()
                 if kind in ("error", "died"):  # if one rank dies, others fail: name the cause
+                    wait([each.sentinel for each in processes], timeout=0.2)
                     dead = [process for process in processes if process.exitcode is not None]
                     cause = "; ".join(
                         f"{each.name} died, exit code {each.exitcode}" for each in dead

@@ -89,6 +89,15 @@ def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def the_folder_stays() -> Iterator[None]:
+    """Returns to the folder in which a test began; nbgrader's `chdir` does not after an error."""
+    before = os.getcwd()
+    yield
+    if Path(before).is_dir():
+        os.chdir(before)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def nothing_stays_of_a_module() -> Iterator[None]:
     """Checks the same of the quick tests of a file, and of its fixtures."""

@@ -274,7 +274,7 @@ def test_an_open_end_stops_where_there_is_no_time_or_no_memory(warm: None) -> No
 
         plan.functions["all_reduce"] = sleep  # type: ignore[index]
         own = [one.bytes for one in measure(plan) if one.implementation == "sleep"]
-        measuring._room = lambda *_: 100  # type: ignore[assignment]
+        measuring._largest_size = lambda *_: 100  # type: ignore[assignment]
         return own, [one.bytes for one in measure(plan) if one.implementation == BUILT_IN]
 
     plan = Plan(("all_reduce",), (8, 64, 512, 4096), 1, 1, seconds=0.1, functions={})
