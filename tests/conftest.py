@@ -91,11 +91,12 @@ def nothing_stays_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def the_folder_stays() -> Iterator[None]:
-    """Returns to the folder in which a test began; nbgrader's `chdir` does not after an error."""
+    """Checks that a test ends in the folder in which it began, and returns there."""
     before = os.getcwd()
     yield
-    if Path(before).is_dir():
-        os.chdir(before)
+    after = os.getcwd() if Path("/proc/self/cwd").exists() else before
+    os.chdir(before)
+    assert after == before, f"the current folder has become {after}"
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -457,6 +457,19 @@ def test_on_the_wire_the_second_best_is_out_of_reach() -> None:
         assert 0.15 < cluster.slowdown * best < 0.25
 
 
+@pytest.mark.parametrize(("nbytes", "cluster"), choose._WIRE.items())
+def test_on_a_busy_machine_the_formula_judges_the_choice(nbytes: int, cluster: Cluster) -> None:
+    def message(name: str, times: float) -> str:
+        seconds = times * cluster.slowdown * seconds_of(name, nbytes, cluster)
+        trial = Trial(4, [OnTheWire(cluster, nbytes, name)])
+        seen = Observation(trial, results=[[[(0.0, seconds)]] * 4])
+        return choose._slow_on_the_wire([Observation(trial), seen])
+
+    best, second = sorted(ALGORITHMS, key=lambda name: seconds_of(name, nbytes, cluster))[:2]
+    assert message(best, 1.0) == message(best, 4.0) == ""
+    assert f"{second} took" in message(second, 1.0)
+
+
 @retried
 @pytest.mark.sample(2)
 @pytest.mark.slow

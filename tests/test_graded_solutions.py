@@ -28,16 +28,17 @@ from tests.a_class import NAME, ROOT, keep_path
 
 SOLUTIONS = ROOT / "solutions"
 UNITS = sorted(path.name[:2] for path in SOLUTIONS.iterdir() if re.match(r"\d\d_", path.name))
-# What changes the state of the process. A judge may do so in its turn only.
+# What changes the state of the process. A judge may do so in its turn only, or never.
 CHANGES = (
     "torch.manual_seed", "torch.set_rng_state", "torch.set_default_dtype", "torch.set_num_threads",
-    "random.seed", "random.setstate", "numpy.random.seed", "os.chdir", "os.putenv",
+    "random.seed", "random.setstate", "numpy.random.seed",
 )  # fmt: skip
+NEVER = "os.chdir", "os.putenv"
 
 
 @pytest.fixture
 def out_of_turn(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Names of functions that judges in threads have called outside of their turns."""
+    """Functions that judges in threads have called outside of their turns, or never may call."""
     found = set[str]()
 
     def watched(path: str) -> Callable[..., Any]:
@@ -45,13 +46,14 @@ def out_of_turn(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         plain = getattr(importlib.import_module(owner), name)
 
         def call(*args: Any, **words: Any) -> Any:
-            if threading.current_thread().name.startswith("judge") and not has_turn():
+            is_forbidden = path in NEVER or not has_turn()
+            if threading.current_thread().name.startswith("judge") and is_forbidden:
                 found.add(f"{path}\n{''.join(traceback.format_stack(limit=6))}")
             return plain(*args, **words)
 
         return call
 
-    for path in CHANGES:
+    for path in (*CHANGES, *NEVER):
         monkeypatch.setattr(path, watched(path))
     return found
 

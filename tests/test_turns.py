@@ -70,7 +70,7 @@ def test_a_judge_neither_uses_nor_changes_the_state_of_the_process(
             torch.set_default_dtype(torch.float32)
 
 
-def test_a_turn_leaves_nothing_of_the_process_changed(tmp_path: Path) -> None:
+def test_a_turn_leaves_nothing_of_the_process_changed() -> None:
     before = _state()
     with own_turn():
         torch.manual_seed(1)
@@ -78,13 +78,27 @@ def test_a_turn_leaves_nothing_of_the_process_changed(tmp_path: Path) -> None:
         torch.set_num_threads(torch.get_num_threads() + 1)
         np.random.seed(1)  # noqa: NPY002
         random.seed(1)
-        os.environ["OF_A_JUDGE"] = "1"
-        os.chdir(tmp_path)
         changed = _state()
         with turn_paused():
             assert _state() == before
         assert _state() == changed
     assert _state() == before
+
+
+def test_a_turn_leaves_to_others_what_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread may set a variable or change the folder while a judge works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_ANOTHER", "0")
+    with own_turn():
+        monkeypatch.setenv("OF_ANOTHER", "1")
+        (tmp_path / "below").mkdir()
+        monkeypatch.chdir(tmp_path / "below")
+        with turn_paused():
+            assert Path.cwd() == tmp_path / "below"
+    assert Path.cwd() == tmp_path / "below"
+    assert os.environ["OF_ANOTHER"] == "1"
 
 
 def test_a_turn_keeps_its_random_numbers_while_it_is_paused() -> None:

@@ -1,7 +1,8 @@
 """One judge at a time uses what a process has only once.
 
-These are the random generators of torch, NumPy and Python, the default dtype, the number of
-torch's threads, the environment and the current folder.
+These are the random generators of torch, NumPy and Python, the default dtype, and the number of
+torch's threads. No judge changes the environment or the current folder: other threads use them
+without a turn, so that no thread could restore them.
 
 `dtlab grade` judges several submissions in threads of one process. A judge that computes the
 right result with seeded random numbers would get other numbers if another judge drew in between.
@@ -15,7 +16,6 @@ everything as it was found, so that a learner's kernel is not changed by a check
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ def _state() -> Restore:
 
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     of_torch, dtype = torch.get_rng_state(), torch.get_default_dtype()
-    threads, environment, folder = torch.get_num_threads(), dict(os.environ), _folder()
+    threads = torch.get_num_threads()
 
     def restore() -> None:
         random.setstate(of_python)
@@ -97,21 +97,8 @@ def _state() -> Restore:
         torch.set_default_dtype(dtype)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        if os.environ != environment:
-            os.environ.clear()
-            os.environ.update(environment)
-        if folder is not None and _folder() != folder:
-            os.chdir(folder)
 
     return restore
-
-
-def _folder() -> str | None:
-    """The current folder, or None if it has been removed."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return None
 
 
 def _usual_dtype() -> None:

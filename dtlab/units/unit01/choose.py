@@ -303,9 +303,11 @@ def _slow_on_the_wire(seen: Seen) -> str:
         assert isinstance(case, OnTheWire)
         if observation.error is not None:
             return observation.trouble
-        seconds = case.measured(observation.results[0])
-        best = case.cluster.slowdown * best_seconds(case.nbytes, case.cluster)
-        if seconds > _TOO_SLOW * best:
+        seconds, slowdown = case.measured(observation.results[0]), case.cluster.slowdown
+        best = slowdown * best_seconds(case.nbytes, case.cluster)
+        # If the formula calls the choice fast, and the run took longer, the machine was busy.
+        predicted = slowdown * seconds_of(case.name, case.nbytes, case.cluster)
+        if min(seconds, predicted) > _TOO_SLOW * best:
             took = f"{case.name} took {seconds:.2f} s"
             return f"{case}: {took} on the emulated wire; the best takes {best:.2f} s."
     return ""
