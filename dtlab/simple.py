@@ -843,11 +843,9 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
                     processes[rank].join()
                 if kind in ("error", "died"):  # if one rank dies, others fail: name the cause
                     wait([each.sentinel for each in processes], timeout=0.2)
-                    dead = [process for process in processes if process.exitcode is not None]
-                    cause = "; ".join(
-                        f"{each.name} died, exit code {each.exitcode}" for each in dead
-                    )
-                    raise RuntimeError(cause or f"rank {rank} failed:\n{value}")
+                    dead = [each for each in processes if each.exitcode is not None]
+                    causes = [f"{each.name} died, exit code {each.exitcode}" for each in dead]
+                    raise RuntimeError("; ".join(causes) or f"rank {rank} failed:\n{value}")
                 if kind == "result":
                     results[rank] = pickle.loads(value)
                 logs[rank].append("finished" if kind == "result" else value)

@@ -178,11 +178,13 @@ def test_a_notebook_without_a_free_card_waits_with_a_notice(
 ) -> None:
     others.append(Other(3))
     assert others[0].says().startswith("HAS")
-    threading.Timer(0.6, others[0].end).start()
+    other_ends = threading.Timer(0.6, others[0].end)
+    other_ends.start()
     start = time.perf_counter()
     with reserved(spec(2)) as got:
         assert len(cards_of(got)) == 2
     assert time.perf_counter() - start > 0.4
+    other_ends.join()  # else it reads from the other notebook while the fixture ends that too
     assert capsys.readouterr().out == (
         "Waiting for 2 GPUs: 1 of 4 is free, the others are reserved by launches of other "
         "notebooks on this node. Ctrl-C gives up.\n"
