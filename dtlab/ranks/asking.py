@@ -59,7 +59,7 @@ def current_reply() -> Reply | None:
 def answered(reply: Reply | None, rank: int, message: Any) -> bytes:
     """Calls `reply` for a message of a rank, and encodes what the rank's `ask` must do."""
     if reply is None:
-        return encode(["nobody answers: this launch is not inside `answering`.", None])
+        return encode(["a rank asks a question, but the launch is not inside `answering`.", None])
     try:
         return encode(["", reply(rank, message)])
     except Refused as why:

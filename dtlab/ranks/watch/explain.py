@@ -223,7 +223,8 @@ def _may_be_gloos(failure: Failure) -> bool:
     It raises an exception, or writes a message of another size into memory that is not its own,
     and then the rank crashes.
     """
-    return failure.kind == "exception" or any(name in failure.message for name in CRASHES)
+    has_crashed = failure.kind == "signal" and any(name in failure.message for name in CRASHES)
+    return failure.kind == "exception" or has_crashed
 
 
 def _has_lost_its_peer(failure: Failure) -> bool:
