@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,7 +22,9 @@ from torch.distributed import init_process_group  # as tutorials import it
 
 import dtlab
 from dtlab.checks.functions.bench import warm_up
+from dtlab.ranks import protocol
 from dtlab.ranks.launch import arguments as asked
+from dtlab.ranks.launch import client
 from dtlab.ranks.launch.client import SERVER
 
 
@@ -311,6 +314,35 @@ def test_a_killed_server_is_replaced() -> None:
     SERVER._process.kill()
     SERVER._process.wait()
     assert dtlab.launch(lambda: 1).values == [1, 1]
+
+
+def test_a_request_waits_until_the_server_has_imported_what_was_shared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or else the time limit of what is requested would include the imports."""
+    sent, order = client.send_request, list[str]()
+
+    def send(sock: socket.socket, kind: bytes, fds: list[int]) -> None:
+        if kind != protocol.MODULES:
+            order.append("request")
+            sent(sock, kind, fds)
+            return
+        reader, writer = os.pipe()  # the server reads the names until the pipe is closed
+        sent(sock, kind, [reader])
+        os.close(reader)
+
+        def finish() -> None:
+            time.sleep(0.3)
+            order.append("imports")
+            os.close(writer)
+
+        threading.Thread(target=finish).start()
+
+    SERVER.wait()
+    monkeypatch.setattr(SERVER, "_shared", set())
+    monkeypatch.setattr(client, "send_request", send)
+    assert dtlab.launch(lambda: 1).values == [1, 1]
+    assert order == ["imports", "request"]
 
 
 @pytest.mark.proof

@@ -31,9 +31,8 @@ from dtlab.checks import known_parts
 from dtlab.checks.functions.trials import Case, Recording, Trial
 from dtlab.checks.programs.broken import Fix
 from dtlab.classroom.judging.isolated import IsolatedBench
-from dtlab.classroom.judging.judge import WARM
 from dtlab.classroom.judging.rank_needs import judges
-from dtlab.ranks.launch.client import Server
+from dtlab.classroom.workers.server import JudgesServer
 from dtlab.ranks.plain import PickledFunction
 from dtlab.ranks.sandbox.filesystem import of_instructors
 from dtlab.ranks.sandbox.hidden_modules import Kept, prepared
@@ -181,14 +180,15 @@ def report_what_is_missing() -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    server = Server(*WARM)
+def server() -> Iterator[JudgesServer]:
+    server = JudgesServer()
+    server.wait()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def bench(server: Server) -> Iterator[IsolatedBench]:
+def bench(server: JudgesServer) -> Iterator[IsolatedBench]:
     bench = IsolatedBench(server, Isolation(user=USERS, memory=MEMORY), None)
     yield bench
     bench.close()

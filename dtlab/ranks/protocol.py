@@ -43,6 +43,7 @@ LAUNCH = b"L"  # fork a supervisor: control socket, then (channel, stdout, stder
 SANDBOX = b"W"  # fork the outer process of a sandbox, with a server in it: its socket
 NOTEBOOK = b"N"  # fork the process of a notebook: a socket for cells, one for its wait status
 MODULES = b"M"  # import modules of dtlab: a pipe with their names
+READY = b"R"  # the server's byte on its socket: it has imported what it should
 
 # Frames between the notebook and a supervisor, and from a rank to the notebook.
 SPEC = b"s"  # notebook -> supervisor: a Spec

@@ -18,9 +18,9 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.validator import ValidationError
 
-from dtlab.classroom.judging.judge import WARM, Judged, judge
+from dtlab.classroom.judging.judge import Judged, judge
 from dtlab.classroom.repair.repaired import repair
-from dtlab.ranks.launch.client import Server
+from dtlab.classroom.workers.server import JudgesServer
 from dtlab.ranks.sandbox.isolation import Isolation
 from dtlab.ranks.sandbox.sandbox import Sandbox, first_user
 from tests.hostile.canaries import Canaries
@@ -55,7 +55,7 @@ class Judging:
     def __enter__(self) -> Judging:
         with contextlib.ExitStack() as undo:
             self.canaries = undo.enter_context(Canaries())
-            self._server = Server(*WARM)
+            self._server = JudgesServer()
             undo.callback(lambda: self._server.stop())
             self._warm_up()
             self._undo = undo.pop_all()
@@ -70,6 +70,8 @@ class Judging:
         That is no submission's time, and no trace of one.
         """
         import torch._dynamo  # noqa: F401
+
+        self._server.wait()
         Sandbox(self._server, Isolation(first_user(0))).close()
 
     def judge(self, entry: Hostile) -> Outcome:

@@ -33,7 +33,8 @@ START = (
     "main(int(sys.argv[1]), json.loads(sys.argv[3]), *sys.argv[4:])"
 )
 FIRST_LAUNCH = "The first launch imports PyTorch; later launches start at once"
-START_LIMIT = 120.0  # seconds that the server may take to import torch
+LATER_IMPORT = "Modules are imported for the ranks; later launches start at once"
+START_LIMIT = 120.0  # seconds that the server may take to import modules
 GRADED_FRAME = 256 * 2**20  # bytes: limit of one message of a rank that is not trusted
 NOT_FOR_RANKS = ("dtlab.show", "dtlab.cli", "dtlab.magics", "dtlab.__main__")
 STOP_LIMIT = 2.0  # seconds to wait until all processes of a launch have ended
@@ -136,21 +137,25 @@ class Server:
         return ours
 
     def _wait_until_ready(self, sock: socket.socket) -> None:
-        if self._ready:
-            return
-        deadline = time.monotonic() + START_LIMIT
-        sock.settimeout(notices.PATIENCE)
-        with notices.notice(FIRST_LAUNCH):
-            while time.monotonic() < deadline:
-                try:
-                    self._ready = sock.recv(1) == b"R"
-                    break
-                except TimeoutError:
-                    notices.tick()
-        sock.settimeout(None)
+        self._ready = self._ready or self._tells_ready(sock, FIRST_LAUNCH)
         if not self._ready:
             stderr = self._last_words()
             raise LaunchError(f"the server that forks ranks did not start. It printed:\n{stderr}")
+
+    def _tells_ready(self, sock: socket.socket, words: str) -> bool:
+        """Wait, with a notice of these words, until the server has imported its modules."""
+        deadline = time.monotonic() + START_LIMIT
+        sock.settimeout(notices.PATIENCE)
+        try:
+            with notices.notice(words):
+                while time.monotonic() < deadline:
+                    try:
+                        return sock.recv(1) == protocol.READY
+                    except TimeoutError:
+                        notices.tick()
+        finally:
+            sock.settimeout(None)
+        return False
 
     def _share_modules(self, sock: socket.socket) -> None:
         """Make the server import this process's dtlab modules, so that ranks need not import them.
@@ -167,6 +172,8 @@ class Server:
                 pipe.flush()
                 send_request(sock, protocol.MODULES, [reader])
             self._shared |= fresh
+            if not self._tells_ready(sock, LATER_IMPORT):  # so no time limit includes it
+                raise ConnectionError("the server ended while it imported modules")
 
     def _last_words(self) -> str:
         process = self._process

@@ -59,7 +59,7 @@ def main(fd: int, soon: Sequence[str], *modules: str) -> None:
     parent = os.getppid()
     sock = socket.socket(fileno=fd)
     _prepare(modules)
-    sock.sendall(b"R")
+    sock.sendall(protocol.READY)
     _silence()
     serve(sock, parent, soon=soon)
 
@@ -217,6 +217,7 @@ def _answer(sock: socket.socket, isolation: Isolation | None, chores: _Chores) -
         if isolation is None:  # in a sandbox, a learner's code can send this request
             known = protocol.SLOW_MODULES
             chores.have([name for name in names if name.startswith("dtlab.") or name in known])
+            sock.sendall(protocol.READY)
         return set()
     pid = os.fork()
     if pid == 0:
