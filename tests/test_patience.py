@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
@@ -52,3 +56,34 @@ def test_a_short_cell_does_not_wait_for_others(server: Server) -> None:
     judged = judge(notebook, server, student=None, seed=1, waits=heard.append)
     assert heard == []
     assert judged.notebook.cells[0].outputs[0].text == "1\n"
+
+
+PRESSURE = [*Path("/sys/fs/cgroup").glob("unified/cgroup.pressure"),
+            *Path("/sys/fs/cgroup").glob("cgroup.pressure")]  # fmt: skip
+SHORT_ONES = r"""
+import subprocess, sys, time
+def run():
+    busy = "import time\nwhile time.process_time() < 0.15: pass"
+    subprocess.run([sys.executable, "-S", "-c", busy])
+begun = time.monotonic()
+while time.monotonic() < begun + 8:
+    run()
+print(time.monotonic() - begun)
+"""
+
+
+@pytest.mark.skipif(not PRESSURE, reason="this system does not count waiting in groups")
+def test_short_processes_that_wait_for_a_cpu_cost_no_time(server: Server) -> None:
+    """They have ended when the time is counted, like the ranks of a cell that launches often."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    crowd = [subprocess.Popen(spin) for _ in range(3 * (os.cpu_count() or 1))]
+    try:
+        notebook = new_notebook(cells=[new_code_cell(SHORT_ONES)])
+        judged = judge(notebook, server, student=None, seed=1)
+    finally:
+        for each in crowd:
+            each.kill()
+            each.wait()
+    elapsed = float(judged.notebook.cells[0].outputs[0].text)
+    assert elapsed > 8
+    assert judged.cell_seconds < 0.6 * elapsed

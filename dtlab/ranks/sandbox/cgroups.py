@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ _FILES = {  # controller: the files with its limit, version 1 and 2
     "pids": ("pids.max", "pids.max"),
 }
 _SHARES = ("cpu.shares", "cpu.weight"), ("1024", "100"), ("102", "10")  # file, usual, a tenth
+_PRESSURE = _ROOT / "unified"  # with version 1 too, some systems count waiting in a group there
 _KILLS = ("memory.oom_control", "memory.events")  # files with the count of killed processes
 _END_LIMIT = 1.0  # seconds until the last process has ended
 
@@ -47,15 +49,16 @@ class Group:
         if self._unified:
             yield _ROOT / self.name
             return
-        for controller in (*_FILES, "cpu", "cpuacct"):
-            if controller in _FILES or (_ROOT / controller).exists():
+        for controller in (*_FILES, "cpu", "cpuacct", _PRESSURE.name):
+            if controller in _FILES or os.access(_ROOT / controller, os.W_OK):
                 yield _ROOT / controller / self.name
 
     def enter(self) -> None:
         """Move this process, which must have only one thread, into the group."""
         for folder in self._folders():
             # Version 1 moves one thread at once, but needs 10 ms for a whole process.
-            (folder / ("cgroup.procs" if self._unified else "tasks")).write_text("0")
+            whole = self._unified or folder.parent == _PRESSURE
+            (folder / ("cgroup.procs" if whole else "tasks")).write_text("0")
 
     def come_last(self, last: bool) -> None:
         """Reduce the group's share of busy CPUs to a tenth, or restore the usual share.
@@ -76,6 +79,17 @@ class Group:
                 key, _, microseconds = line.partition(" ")
                 if key == "usage_usec":
                     return int(microseconds) / 1e6
+        return 0.0
+
+    def waited(self) -> float:
+        """Seconds in which any process of the group waited for a CPU; 0.0 if that is not counted.
+
+        Linux calls this pressure ("some"), and counts it anew every two seconds.
+        """
+        folder = _ROOT / ("" if self._unified else _PRESSURE.name) / self.name
+        with suppress(OSError, ValueError, IndexError):
+            some, _, _ = (folder / "cpu.pressure").read_text().partition("\n")
+            return int(some.rpartition("total=")[2]) / 1e6
         return 0.0
 
     def pids(self) -> list[int]:

@@ -105,7 +105,8 @@ class Sandbox:
 
     def patience(self, seconds: float) -> Patience:
         """Start a time limit of `seconds`; see `Patience`."""
-        return Patience(seconds, self._group.pids, FOR_CELLS, self._group.used)
+        group = self._group
+        return Patience(seconds, group.pids, FOR_CELLS, group.used, group.waited)
 
     def out_of_memory(self) -> bool:
         """Whether the kernel has killed a process, because the sandbox exceeded its memory."""

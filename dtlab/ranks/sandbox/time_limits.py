@@ -26,8 +26,10 @@ class Patience:
 
     The time that counts is the elapsed time minus the longest time that one thread has waited for
     a CPU. It is at least 1/`stretch` of the elapsed time, and at least the CPU time of all threads
-    divided by the number of CPUs, because threads may also wait for each other. `used` returns
-    that CPU time, ended processes included, if the system counts it.
+    divided by the number of CPUs, because threads may also wait for each other. If the system
+    counts them, `used` returns that CPU time, and `waited` the time in which any process waited
+    for a CPU. Both include processes that have ended: a cell that launches ranks several times
+    waits with many short ones, one after the other.
     """
 
     def __init__(
@@ -35,12 +37,13 @@ class Patience:
         seconds: float,
         pids: Callable[[], Iterable[int]],
         stretch: int,
-        used: Callable[[], float] | None = None,
+        used: Callable[[], float] = lambda: 0.0,
+        waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._seconds, self._pids, self._all_used = seconds, pids, used
+        self._seconds, self._pids, self._used, self._waited = seconds, pids, used, waited
         self._stretch = stretch
         self._begun = time.monotonic()
-        self._before, self._used_before = self._threads(), used() if used else 0.0
+        self._before, self._used_before, self._waited_before = self._threads(), used(), waited()
 
     @property
     def spent(self) -> float:
@@ -50,8 +53,8 @@ class Patience:
             ran_before, waited_before = self._before.get(thread, (0.0, 0.0))
             ran += running - ran_before
             longest = max(longest, waiting - waited_before)
-        if self._all_used:
-            ran = max(ran, self._all_used() - self._used_before)
+        ran = max(ran, self._used() - self._used_before)
+        longest = max(longest, self._waited() - self._waited_before)
         return max(elapsed - longest, elapsed / self._stretch, ran / usable_cpus())
 
     @property
