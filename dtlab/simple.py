@@ -1,11 +1,12 @@
 """Every mechanism of the course in its shortest honest form: read this file first, top to bottom.
 
-All functions run on N ranks: processes without common memory, which run the same code and differ
-in their number, `dist.get_rank()`. A value reaches another rank only in a message, so each
-docstring says what moves, how many bytes, and why. The file needs torch alone. It begins with a
-sum over ranks and ends with a job that continues after a rank has died. The other modules of the
-library compute the same at full speed, for any group, size and dtype; their first lines say what
-they add. Start ranks with `launch`, at the end of the file:
+Training is divided among N ranks: processes without common memory, which run the same code and
+know by their number, `dist.get_rank()`, which part of the work is theirs. A value reaches another
+rank only in a message, so a function that sends some says in its docstring what moves and how much
+of it. The file needs torch alone. It begins with a sum over ranks and ends with a job that
+continues after a rank has died. The other modules of the library compute the same at full speed,
+for any group, size and dtype; their first lines say what they add. Start ranks with `launch`, at
+the end of the file:
 
     def total():
         x = torch.full((5,), float(dist.get_rank()))
@@ -38,8 +39,10 @@ from torch import Tensor, nn
 
 # ----------------------------------------------------------------------- 1. The sum over all ranks
 #
-# Every rank has a tensor, and every rank needs the sum of all: this operation is called
-# all-reduce, and training needs it more than any other. The obvious way is through one rank.
+# An operation that all ranks call together is a collective. A broadcast copies one rank's tensor
+# to all; a reduce brings the sum of all tensors to one rank. If every rank needs this sum, the
+# operation is called all-reduce, and training needs it more than any other. The obvious way is
+# through one rank.
 
 
 def root_all_reduce(tensor: Tensor) -> None:
@@ -72,7 +75,7 @@ def ring_all_reduce(tensor: Tensor) -> None:
     for N-1 more it overwrites. A rank sends 2(N-1)/N times the tensor: less than twice, for any N.
 
         chunks that are sent    rank 0    rank 1    rank 2
-        round 0, add              2         0         1       1 receives chunk 2 of rank 0, ...
+        round 0, add              2         0         1       rank 1 receives chunk 2, ...
         round 1, add              1         2         0       now rank r has all of chunk r
         round 2, overwrite        0         1         2
         round 3, overwrite        2         0         1       now every rank has all chunks
@@ -82,20 +85,21 @@ def ring_all_reduce(tensor: Tensor) -> None:
     for k in range(2 * (n - 1)):
         outgoing, incoming = chunks[(rank - 1 - k) % n], chunks[(rank - 2 - k) % n]
         received = torch.empty_like(incoming)
-        sending: Any = dist.isend(outgoing, dst=(rank + 1) % n)  # returns before it is received
+        sending: Any = dist.isend(outgoing, dst=(rank + 1) % n)  # returns at once: wait below
         dist.recv(received, src=(rank - 1) % n)
         if k < n - 1:
             incoming += received
         else:
             incoming.copy_(received)
-        sending.wait()  # a later round overwrites the chunk that was just sent
+        sending.wait()  # now it is sent, and may be overwritten; a lost handle may lose it
 
 
 # ----------------------------------------------------------------------------- 2. Data parallelism
 #
 # From here on torch's own all-reduce is used, which moves the same bytes. In data parallelism each
-# rank has the whole model and its own part of the batch. The mean of the ranks' gradients is the
-# gradient of the whole batch, so equal models that take equal steps remain equal.
+# rank has the whole model and its own part of the batch. If these parts are equally large, and the
+# loss is a mean over samples, the mean of the ranks' gradients is the gradient of the whole batch.
+# So equal models that take equal steps remain equal.
 
 
 def average_by_hooks(module: nn.Module) -> None:
@@ -179,7 +183,7 @@ def accumulate(
         dist.all_reduce(parameter.grad)
 
 
-# -------------------------------------------------------------------------- 3. ZeRO: keep all once
+# --------------------------------------------------------------- 3. ZeRO: one copy for all ranks
 #
 # Data parallelism keeps everything N times: parameters, gradients, and the optimizer's state,
 # which is twice as large as the parameters for Adam. ZeRO stage 1 gives each parameter one owner,
@@ -248,10 +252,10 @@ class Zero2(Zero1):
 class ShardedLinear(torch.autograd.Function):
     """y = x @ weight.T, where each rank keeps 1/N of the weight's rows: `apply(x, shard)`.
 
-    Each rank passes its own part of the batch. The ranks gather the weight in forward and again in
-    backward. Its gradient is summed over the ranks such that each rank gets the sum for its own
-    rows only, which is called reduce-scatter. Each of the three moves (N-1)/N of the weight, where
-    an all-reduce in data parallelism moves it twice.
+    Each rank passes its own part of the batch, x [samples, in], and its shard [out / N, in]. The
+    ranks gather the weight in forward and again in backward. Its gradient is summed over the ranks
+    such that each rank gets the sum for its own rows only, which is called reduce-scatter. Each of
+    the three moves (N-1)/N of the weight, where an all-reduce in data parallelism moves it twice.
     """
 
     @staticmethod
@@ -287,11 +291,11 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
+        return x.view_as(x)  # autograd needs a new tensor, even if nothing is computed
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
+        total = gradient.clone(memory_format=torch.contiguous_format)  # which messages must be
         dist.all_reduce(total)
         return total
 
@@ -316,7 +320,8 @@ class SumOverRanks(torch.autograd.Function):
 # A layer that is cut by columns gives each rank some of the outputs, and one that is cut by rows
 # takes just these as its inputs. So a pair of layers, with any function of single elements between
 # them, needs one all-reduce in forward (g, after the second) and one in backward (f, before the
-# first). The names are those of the paper, whose weight is the transpose of PyTorch's.
+# first). The names are those of the Megatron-LM paper, whose weight is the transpose of PyTorch's:
+# its columns are the rows of a weight [out, in] here.
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -375,7 +380,8 @@ def vocab_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 # layers instead: rank r runs stage r, and only what lies between two stages is sent. Ranks would
 # wait for each other most of the time, so the batch is cut into microbatches that follow each
 # other. A schedule has the order of forwards and backwards: for each rank, a list of actions such
-# as (2, "F", 0), which is stage 2, forward, microbatch 0.
+# as (2, "F", 0), which is stage 2, forward, microbatch 0. `run_schedule` gives rank r stage r; an
+# action names the stage because `simulate` also takes schedules where a rank has several.
 
 Action = tuple[int, str, int]
 Schedule = Sequence[Sequence[Action]]  # for each rank, its actions in order
@@ -406,9 +412,10 @@ def run_schedule(
     targets: Sequence[Tensor],
     loss: Loss,
 ) -> None:
-    """Run this rank's actions: receive, compute, send; any order of F and B runs in this loop.
+    """Run this rank's actions, with stage r on rank r: receive, compute, send.
 
-    Rank r has stage r. Microbatches have equal sizes, so the mean of their losses is right.
+    It runs every schedule in which F comes before B and no two ranks wait for each other, such as
+    GPipe's and 1F1B. Microbatches have equal sizes, so the mean of their losses is right.
     Outputs go to the next stage and gradients of inputs to the previous one, one microbatch of
     activations each. All stages take and return tensors of the shape of `inputs`, a list of
     microbatches. Tag 2m marks the output of microbatch m, tag 2m + 1 its gradient.
@@ -586,7 +593,8 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
 
     Most tokens travel to another rank and back, h elements each. Their numbers travel first, so
     that each rank has room for what arrives. The router's gradients are of this rank's tokens, so
-    they must be averaged as in data parallelism.
+    they must be averaged as in data parallelism. An expert's gradients are of the tokens of all
+    ranks, whose losses they add up, so they must only be divided by N.
     """
     n, here = dist.get_world_size(), len(experts)
     probability, choice = router(tokens).softmax(-1).max(-1)
@@ -613,8 +621,9 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
 
 
 def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
-    """Return the mean over ranks of each rank's k largest elements; update `error` in place.
+    """Return the mean over ranks of each rank's k elements of largest absolute value.
 
+    What is not sent remains in `error`, which is updated in place.
     A rank sends 8 bytes for each of its k elements, a place and a value, to every other rank.
     """
     error += gradient
@@ -629,9 +638,9 @@ def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
 
 
 def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
-    """Return the mean of `matrix` [n, m], roughly; update the factor q [m, r] and `error`.
+    """Return the mean of `matrix` [a, b], roughly; update the factor q [b, r] and `error`.
 
-    The mean is taken to be p @ q.T, so r (n + m) elements are all-reduced, not n * m. One step of
+    The mean is taken to be p @ q.T, so r (a + b) elements are all-reduced, not a * b. One step of
     power iteration suffices, because gradients change slowly and q from the last step is almost
     right. All ranks begin with the same q.
     """
@@ -694,9 +703,9 @@ def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> N
 
 
 def save(path: Path, step: int, **parts: Any) -> None:
-    """Save the state of each part in one file; a crash leaves the old file or the new one."""
+    """Save the state of each part in one file; if this process dies, the old file stays whole."""
     state = {name: part.state_dict() for name, part in parts.items()}
-    unfinished = path.with_suffix(".partial")
+    unfinished = path.with_name(path.name + ".partial")
     torch.save({"step": step, "random": torch.get_rng_state(), "parts": state}, unfinished)
     os.replace(unfinished, path)  # the system renames at once: there is no file that is half new
 
@@ -792,7 +801,7 @@ def report_operations(tell: Callable[[str], object]) -> None:
                 peer = next((peer for peer in peers if peer is not None), "any")
                 tell(f"{name[1:]} {peer}" + (f" tag {given['tag']}" if given.get("tag") else ""))
                 return operation(*args, **options)
-            tell("block")
+            tell("block")  # a call of `send` tells block, then send as above, then end
             if name in COLLECTIVES:
                 tell(name)
             result = operation(*args, **options)
@@ -841,7 +850,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
                 except (EOFError, ConnectionError):  # the other end is closed: the rank has died
                     kind, value = "died", ""
                     processes[rank].join()
-                if kind in ("error", "died"):  # if one rank dies, others fail: name the cause
+                if kind in ("error", "died"):  # errors may come before the death that caused them
                     wait([each.sentinel for each in processes], timeout=0.2)
                     dead = [each for each in processes if each.exitcode is not None]
                     causes = [f"{each.name} died, exit code {each.exitcode}" for each in dead]
@@ -860,14 +869,14 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
 
 
 def run_rank(
-    rank: int, ranks: int, port: int, pipe: Connection, others: Any, fn: Any, args: Any
+    rank: int, ranks: int, port: int, pipe: Connection, launchers: Any, fn: Any, args: Any
 ) -> None:
     """Be one rank: join the group, run the function, send the result or the error to the launcher.
 
     Then wait to be ended: if a rank closed its connections, slower ranks would take it for dead.
     """
-    for other in others:
-        other.close()  # only the launcher has these ends now, so pipes end when the launcher dies
+    for end in launchers:
+        end.close()  # only the launcher has these ends now, so pipes end when the launcher dies
     try:
         torch.set_num_threads(1)  # a fork has none of the threads that this process had started
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
