@@ -19,15 +19,6 @@ MANY_LEARNERS = [f"somebody {number}" for number in range(40)]
 REASON = ["scenarios", "efficiency", "memory_moments", "five_scenarios"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("symbol", REASON)
-def test_every_learner_is_given_values(symbol: str) -> None:
-    check = find_part(f"00/{symbol}").check
-    assert isinstance(check, Questions)
-    drawn = {repr(dict(check.given(symbol, learner))) for learner in MANY_LEARNERS}
-    assert len(drawn) > len(MANY_LEARNERS) / 2
-
-
 # Strategies ------------------------------------------------------------------------------------
 
 

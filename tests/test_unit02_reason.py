@@ -209,14 +209,3 @@ def test_ddp_averages_uneven_batches_as_the_answers_say(learner: str) -> None:
     for chosen, wanted in (([1.0] * 3, right["ddp"]), (factors, right["true"])):
         run = on_ranks(gradient_under_ddp, sizes, gradients, chosen, world_size=3)
         assert run.values == pytest.approx([wanted] * 3)
-
-
-# All of them -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("symbol", ["ddp_step", "all_reduces", "samples", "uneven"])
-def test_values_can_be_drawn_for_every_learner(symbol: str) -> None:
-    part = find_part(f"02/{symbol}")
-    assert isinstance(part.check, Questions)
-    drawings = {repr(part.check.given(symbol, f"somebody {n}")) for n in range(100)}
-    assert len(drawings) > 90

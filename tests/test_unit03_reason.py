@@ -322,29 +322,3 @@ def test_some_batch_is_below_the_noise_scale_but_not_well_below() -> None:
         assert right["well_below"] < below < set(kind.options)
         assert float(right["fewest"]).is_integer()
         assert float(right["noise_scale"]).is_integer()
-
-
-# All of them -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("symbol", SYMBOLS)
-def test_values_can_be_drawn_for_every_learner(symbol: str) -> None:
-    part = find_part(f"03/{symbol}")
-    assert isinstance(part.check, Questions)
-    assert len({repr(part.check.given(symbol, learner)) for learner in MANY_LEARNERS}) > 90
-
-
-@pytest.mark.parametrize("symbol", SYMBOLS)
-def test_no_message_contains_the_right_number(symbol: str) -> None:
-    """What is said after the learner's own answer, of all wrong answers that are known."""
-    known = answers_of(find_part(f"03/{symbol}"))
-    assert known is not None
-    for learner in (f"seed{number}" for number in range(5)):
-        _, right = drawn(symbol, learner)
-        for wrong, losses in known.wrong.items():
-            report = known.check(wrong, int(learner.removeprefix("seed")))
-            for one in report.criteria:
-                if one.name in losses and isinstance(right[one.name], int | float):
-                    said = one.message.partition(": ")[2].partition(" ")[2]
-                    words = said.replace(",", " ").replace(".", " ").split()
-                    assert f"{right[one.name]:g}" not in words or right[one.name] == 1, one.message

@@ -48,12 +48,6 @@ def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
     return given, known(symbol).right[0](given)
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.symbol)
-def test_values_can_be_drawn_for_every_learner(part: Any) -> None:
-    shown = {repr(part.check.given(part.symbol, learner)) for learner in MANY_LEARNERS}
-    assert len(shown) == len(MANY_LEARNERS)
-
-
 # 06/shapes -------------------------------------------------------------------------------------
 
 SMALL = {

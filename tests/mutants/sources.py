@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,24 @@ class Solution:
     source: str
     before: tuple[str, ...]
 
-    def answer(self, source: str, symbol: str) -> Any:
+    def answer(self, source: str, symbol: str, **defined: Any) -> Any:
         """What `symbol` is after a cell with `source` has run in the solution's place.
 
-        Names that it uses come from the cells before it. Its functions stay unimportable, as a
-        notebook's are. Whatever the cell raises is raised.
+        Names that it uses are those `defined`, or come from the cells before it. Its functions
+        stay unimportable, as a notebook's are. Whatever the cell raises is raised.
         """
-        names: dict[str, Any] = {"__name__": "solution"}
-        exec(compile(self.prelude(source), "prelude", "exec"), names)
+        names: dict[str, Any] = {"__name__": "solution", **defined}
+        exec(compile(self.prelude(source, defined), "prelude", "exec"), names)
         exec(compile(source, "mutant", "exec"), names)
         return names[symbol]
 
-    def prelude(self, source: str) -> str:
+    def prelude(self, source: str, defined: Collection[str] = ()) -> str:
         """The statements of the cells before that a cell with `source` needs to run.
 
-        Not the whole cells: most of them launch ranks and draw.
+        Not the whole cells: most of them launch ranks and draw. Names that are `defined` without
+        them are left out.
         """
-        return _prelude(self.before, unbound(ast.parse(source)))
+        return _prelude_of(self.before, source, frozenset(defined))
 
 
 def solution_of(part: Part) -> Solution:
@@ -59,6 +61,11 @@ def solution_of(part: Part) -> Solution:
 
 def _code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
     return (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+
+
+@cache
+def _prelude_of(cells: tuple[str, ...], source: str, defined: frozenset[str]) -> str:
+    return _prelude(cells, unbound(ast.parse(source)) - defined)
 
 
 def _prelude(cells: Iterable[str], wanted: set[str]) -> str:

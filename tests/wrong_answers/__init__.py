@@ -27,8 +27,9 @@ from typing import Any
 from dtlab.checks import Part, Report, known_parts
 from dtlab.checks.functions.bench import HERE, Bench
 from dtlab.checks.programs.broken import Fix
-from dtlab.checks.questions.answers import Questions
-from tests.known_answers import path_of, read
+from dtlab.checks.questions.answers import Question, Questions
+from tests.known_answers import KnownAnswers, path_of, read
+from tests.known_answers.formulas import wrong_values
 from tests.mutants.sources import solution_of
 
 __all__ = ["Answer", "Answers", "answers_of", "cell_of", "known_answers", "report_on"]
@@ -58,7 +59,7 @@ class Answers:
 
     def check(self, answer: Answer, seed: int = 0, bench: Bench = HERE) -> Report:
         """The report on one of the answers; another `seed` is another learner too."""
-        learner, check = f"seed{seed}", self.part.check
+        learner, check = learner_of(seed), self.part.check
         if isinstance(check, Questions):
             values = answer(check.given(self.part.symbol, learner))
             return report_on(self.part, values, 0, learner, bench)
@@ -126,26 +127,32 @@ def report_on(
 
 
 def answers_of(part: Part) -> Answers | None:
-    """The answers to `part`; None where there is no file of them yet."""
-    if changes := path_of(part.unit, part.symbol):
-        return _from_changes(part, changes)
+    """The answers to `part`; None where there is no file of them yet.
+
+    The wrong answers of Level I come from the questions themselves, so it needs no file.
+    """
     path = next(FOLDER.glob(f"{part.unit}_*/{part.symbol}.py"), None)
-    if path is None:
+    if path is not None:
+        module = _loaded(path)
+        return Answers(part, module.WRONG, module.RIGHT, getattr(module, "EQUIVALENT", {}))
+    changes = path_of(part.unit, part.symbol)
+    if changes is None and not isinstance(part.check, Questions):
         return None
-    module = _loaded(path)
-    return Answers(part, module.WRONG, module.RIGHT, getattr(module, "EQUIVALENT", {}))
+    return _from_changes(part, changes)
 
 
-def _from_changes(part: Part, path: Path) -> Answers:
+def _from_changes(part: Part, path: Path | None) -> Answers:
     """The answers in a file of `tests.known_answers`; the first right one is the solution."""
-    solution = solution_of(part)
-    known = read(path, Answers(part, {}, [], {}).criteria)
+    solution, check = solution_of(part), part.check
+    known = read(path, Answers(part, {}, [], {}).criteria) if path else KnownAnswers([], {})
 
     def run(source: str) -> Any:
+        if isinstance(check, Questions):
+            return lambda given: solution.answer(source, part.symbol, given=given)
         return solution.answer(source, part.symbol)
 
     def named(name: str, value: Any) -> Answer:
-        answer = (lambda: value) if isinstance(part.check, Fix) else value
+        answer = (lambda: value) if isinstance(check, Fix) else value
         answer.__name__ = name
         return answer
 
@@ -153,7 +160,36 @@ def _from_changes(part: Part, path: Path) -> Answers:
     wrong = {answer: one.losses for one, answer in made if one.losses}
     right = [answer for one, answer in made if not one.losses]
     solved = named("solution", run(solution.source))
+    if isinstance(check, Questions):
+        wrong |= _by_formula(part.symbol, check, solved)
     return Answers(part, wrong, [solved, *right], known.equivalent)
+
+
+def _by_formula(symbol: str, check: Questions, solved: Answer) -> dict[Answer, dict[str, str]]:
+    """The wrong answers that the questions declare for the learner of seed 0, by their name.
+
+    To another learner each gives the wrong value of this name, or of the first one that there is.
+    """
+
+    def instead(question: Question, name: str) -> Answer:
+        def answer(given: Any) -> Any:
+            found = {each: value for each, value, _ in wrong_values(question, check.named(given))}
+            return solved(given) | {question.name: found.get(name, next(iter(found.values())))}
+
+        answer.__name__ = f"{question.name}_{name}"
+        return answer
+
+    values = check.named(check.given(symbol, learner_of(0)))
+    return {
+        instead(question, name): {question.name: piece}
+        for question in check.questions
+        for name, _, piece in wrong_values(question, values)
+    }
+
+
+def learner_of(seed: int) -> str:
+    """The learner whose values a seed stands for."""
+    return f"seed{seed}"
 
 
 def known_answers(unit: str = "") -> list[Answers]:
