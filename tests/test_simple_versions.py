@@ -577,6 +577,24 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_saves_to_two_paths_do_not_disturb_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of two ranks, one of which saves while the other has written its file only in part."""
+    module, written = nn.Linear(2, 1), torch.save
+
+    def write(state: Any, path: Path) -> None:
+        written(state, path)
+        if path.name.startswith("model.0"):
+            simple.save(tmp_path / "model.1", 2, module=module)
+
+    monkeypatch.setattr(torch, "save", write)
+    simple.save(tmp_path / "model.0", 1, module=module)
+    steps = [simple.load(tmp_path / name, module=module) for name in ("model.0", "model.1")]
+    assert steps == [1, 2]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_crash_in_a_save_leaves_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
