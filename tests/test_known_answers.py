@@ -7,7 +7,10 @@ from textwrap import dedent
 
 import pytest
 
+from dtlab.checks import Report
 from tests.known_answers import FOLDER, AnswersError, KnownAnswer, read
+from tests.known_answers.__main__ import main
+from tests.wrong_answers import Answers
 
 SOLUTION = """\
 def halves(numbers):
@@ -126,3 +129,45 @@ def test_lines_of_a_file_are_at_most_120_long() -> None:
     for path in FOLDER.rglob("*.answers"):
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert len(line) <= 120 or " -> " in line, f"{path.name}, line {number}"
+
+
+# python -m tests.known_answers -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_answer_is_shown_with_its_change_and_its_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["05/gather", "copies"]) == 0
+    shown = capsys.readouterr().out
+    assert "+        parameter.data = flat[start:end].view(parameter.shape).clone()\n" in shown
+    assert "layers.0.weight is not a view of flat" in shown
+    assert shown.endswith("as the file says\n1 of 1 answers are judged as the file says\n")
+
+
+def test_a_report_that_differs_from_the_file_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other_points(self: Answers, answer: object, report: Report) -> list[str]:
+        return ["total should be lost and is not"] * (answer is self.right[0])
+
+    monkeypatch.setattr(Answers, "objections", other_points)
+    assert main(["05/states"]) == 1
+    shown = capsys.readouterr().out
+    assert "05/states, solution\n" in shown
+    assert "total should be lost and is not\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["05/gathr"], "'05/gathr' is no part with known answers. Near: 05/gather"),
+        (["05/gather", "copeis"], "05/gather has no answer 'copeis'. Near: copies"),
+        (["05/defence"], "'05/defence' is no part with known answers."),
+    ],
+)
+def test_an_unknown_name_is_an_error(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,72 @@
+"""`python -m tests.known_answers 05/gather copies`: what the check says of a known answer.
+
+Shows how the answer differs from the solution, the whole report, and whether the report is what
+the file of the part says. Without a name, all answers of the part are judged; only those whose
+report differs are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from dtlab.checks import find_part, known_parts
+from tests.known_answers import AnswersError
+from tests.mutants.sources import solution_of
+from tests.wrong_answers import Answer, Answers, answers_of, cell_of
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Judge known answers; 0 if all are as the file says, 1 if not, 2 if there are none."""
+    parser = argparse.ArgumentParser(prog="python -m tests.known_answers", description=__doc__)
+    parser.add_argument("part", help="such as 05/gather")
+    parser.add_argument("names", nargs="*", help="answers of this part; all of them if none")
+    asked = parser.parse_args(words)
+    try:
+        known = _answers(asked.part)
+        chosen = {name: _answer(known, name) for name in asked.names or known.named}
+    except (AnswersError, LookupError) as error:
+        print(error.args[0], file=sys.stderr)
+        return 2
+    differ = 0
+    for name, answer in chosen.items() if asked.names else tqdm(chosen.items(), unit="answer"):
+        report = known.check(answer)
+        objections = known.objections(answer, report)
+        differ += bool(objections)
+        if asked.names or objections:
+            print(f"\n{known.part.name}, {name}", *_changes(known, answer), "", report, sep="\n")
+            print(*(objections or ["as the file says"]), sep="\n")
+    print(f"{len(chosen) - differ} of {len(chosen)} answers are judged as the file says")
+    return int(bool(differ))
+
+
+def _answers(name: str) -> Answers:
+    if name not in (names := [part.name for part in known_parts() if not part.by_hand]):
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        raise LookupError(f"{name!r} is no part with known answers. Near: {', '.join(near)}")
+    known = answers_of(find_part(name))
+    if known is None:
+        raise LookupError(f"{name} has no known answers yet: write tests/known_answers/NN_name/")
+    return known
+
+
+def _answer(known: Answers, name: str) -> Answer:
+    if name not in known.named:
+        near = difflib.get_close_matches(name, known.named, n=3, cutoff=0.4)
+        raise LookupError(f"{known.part.name} has no answer {name!r}. Near: {', '.join(near)}")
+    return known.named[name]
+
+
+def _changes(known: Answers, answer: Answer) -> list[str]:
+    """The lines of the cell that differ from the solution's, each with a line around them."""
+    solution = solution_of(known.part).source.splitlines()
+    cell = cell_of(answer, known.part).splitlines()
+    return list(difflib.unified_diff(solution, cell, "solution", "answer", n=1, lineterm=""))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
