@@ -91,7 +91,7 @@ def ring_all_reduce(tensor: Tensor) -> None:
             incoming += received
         else:
             incoming.copy_(received)
-        sending.wait()  # now it is sent, and may be overwritten; a lost handle may lose it
+        sending.wait()  # it is sent, so the chunk may change; without a wait it might be lost
 
 
 # ----------------------------------------------------------------------------- 2. Data parallelism
@@ -295,7 +295,7 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)  # which messages must be
+        total = gradient.clone(memory_format=torch.contiguous_format)  # as messages must be
         dist.all_reduce(total)
         return total
 
