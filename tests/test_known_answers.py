@@ -99,6 +99,13 @@ def test_a_line_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, says:
     assert f"halves.answers, {says}" in str(caught.value)
 
 
+def test_criteria_may_be_on_lines_of_their_own(tmp_path: Path) -> None:
+    answer = the_answer(tmp_path, "sorted_twice  values: one\n  order: another\n- found = []")
+    assert answer.losses == {"values": "one", "order": "another"}
+    (change,) = answer.changes
+    assert change.place.endswith("halves.answers, line 4")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -5,7 +5,8 @@
 
 The first line of a file is its title. An answer begins with its name and, after two spaces or
 more, the criteria that it loses, each with a piece of its message; `right` means that it loses
-none. Below are its changes of the solution's cell:
+none. Further criteria may be on lines of their own, which begin with two spaces. Below are the
+answer's changes of the solution's cell:
 
     - line                 is removed; it must be in the cell exactly once
     + line                 is inserted there, with the indentation of that line
@@ -32,6 +33,7 @@ __all__ = ["FOLDER", "AnswersError", "KnownAnswer", "KnownAnswers", "path_of", "
 FOLDER = Path(__file__).parent
 
 _HEAD = re.compile(r"(\w+) {2,}(\S.*)")
+_FURTHER = re.compile(r" {2,}\w+:.*")
 _LOSS = re.compile(r"(\w+):(.*?)(?= {2,}\w+:|$)")
 _CHANGE = re.compile(r"([-+=~|])(\d*)(?: (.*))?")
 
@@ -125,7 +127,7 @@ def read(path: Path, criteria: Iterable[str]) -> KnownAnswers:
     answers: list[KnownAnswer] = []
     equivalent: dict[str, str] = {}
     reason = ""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
+    for number, line in _joined(path.read_text(encoding="utf-8").splitlines()):
         place = f"{file}, line {number}"
         if not line.strip() or line.startswith("#"):
             continue
@@ -147,6 +149,18 @@ def read(path: Path, criteria: Iterable[str]) -> KnownAnswers:
             )
     _refuse_repetition(answers)
     return KnownAnswers(answers, equivalent)
+
+
+def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """The lines after the first with their numbers, each head with the criteria below it."""
+    head = 0
+    for number, line in enumerate(lines[1:], 2):
+        if head and _FURTHER.fullmatch(line):
+            lines[head - 1] += "  " + line.strip()
+            lines[number - 1] = ""
+        else:
+            head = number if _HEAD.fullmatch(line) else 0
+    yield from enumerate(lines[1:], 2)
 
 
 def _answer(name: str, text: str, criteria: set[str], place: str) -> KnownAnswer:
