@@ -106,6 +106,19 @@ def test_criteria_may_be_on_lines_of_their_own(tmp_path: Path) -> None:
     assert change.place.endswith("halves.answers, line 4")
 
 
+TWINS = "one  values: off\n- found = []\n\n{comment}two  values: off\n~ return found => return []"
+
+
+def test_an_answer_that_proves_nothing_new_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AnswersError, match="line 5: two loses what one does, with the same mess"):
+        read(written(tmp_path, TWINS.format(comment="")), CRITERIA)
+
+
+def test_an_answer_may_lose_the_same_by_another_way(tmp_path: Path) -> None:
+    text = TWINS.format(comment="# By another way: an empty list.\n")
+    assert len(read(written(tmp_path, text), CRITERIA).answers) == 2
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -16,7 +16,9 @@ answer's changes of the solution's cell:
 
 `-1`, `=1` and `~1` take the first of several such lines, `-2` the second. `equivalent` begins a
 list of mutants that no check can tell from the solution, with the reason. A line that begins with
-`#` is a comment. Each error names its file and line.
+`#` is a comment. An answer that loses what an earlier one does, with the same messages, proves
+nothing new, unless it reaches them by another way, such as another attack on the check; a comment
+just above it then says which: `# By another way: ...`. Each error names its file and line.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ __all__ = ["FOLDER", "AnswersError", "KnownAnswer", "KnownAnswers", "path_of", "
 FOLDER = Path(__file__).parent
 
 _HEAD = re.compile(r"(\w+) {2,}(\S.*)")
+_ANOTHER_WAY = "# By another way: "
 _FURTHER = re.compile(r" {2,}\w+:.*")
 _LOSS = re.compile(r"(\w+):(.*?)(?= {2,}\w+:|$)")
 _CHANGE = re.compile(r"([-+=~|])(\d*)(?: (.*))?")
@@ -59,6 +62,7 @@ class KnownAnswer:
     name: str
     losses: Mapping[str, str]  # a piece of the message, by criterion; empty for a right answer
     place: str
+    another_way: bool  # to the messages of an earlier answer
     changes: list[Change] = field(default_factory=list)
 
     def source(self, solution: str) -> str:
@@ -126,17 +130,18 @@ def read(path: Path, criteria: Iterable[str]) -> KnownAnswers:
     file, known = f"{path.parent.name}/{path.name}", set(criteria)
     answers: list[KnownAnswer] = []
     equivalent: dict[str, str] = {}
-    reason = ""
+    reason = comment = ""
     for number, line in _joined(path.read_text(encoding="utf-8").splitlines()):
         place = f"{file}, line {number}"
         if not line.strip() or line.startswith("#"):
+            comment = line
             continue
         head, change = _HEAD.fullmatch(line), _CHANGE.fullmatch(line)
         if head and head[1] == "equivalent":
             reason = head[2]
         elif head:
             reason = ""
-            answers.append(_answer(head[1], head[2], known, place))
+            answers.append(_answer(head[1], head[2], known, place, comment))
         elif reason:
             equivalent[line] = reason
         elif change and answers:
@@ -163,7 +168,7 @@ def _joined(lines: list[str]) -> Iterator[tuple[int, str]]:
     yield from enumerate(lines[1:], 2)
 
 
-def _answer(name: str, text: str, criteria: set[str], place: str) -> KnownAnswer:
+def _answer(name: str, text: str, criteria: set[str], place: str, comment: str) -> KnownAnswer:
     losses = {} if text == "right" else {n: piece.strip() for n, piece in _LOSS.findall(text)}
     if text != "right" and not losses:
         raise AnswersError(f"{place}: {name} is neither right nor loses a criterion: {text!r}")
@@ -172,14 +177,23 @@ def _answer(name: str, text: str, criteria: set[str], place: str) -> KnownAnswer
             f"{place}: there is no criterion {', '.join(sorted(unknown))}; there are "
             f"{', '.join(sorted(criteria))}"
         )
-    return KnownAnswer(name, losses, place)
+    return KnownAnswer(name, losses, place, comment.startswith(_ANOTHER_WAY))
 
 
 def _refuse_repetition(answers: Iterable[KnownAnswer]) -> None:
     named: dict[str, KnownAnswer] = {}
+    known: dict[tuple[tuple[str, str], ...], str] = {}
     for answer in answers:
         if answer.name in named:
             raise AnswersError(f"{answer.place}: {answer.name} is there twice")
+        losses = tuple(sorted(answer.losses.items()))
+        if losses in known and losses and not answer.another_way:
+            raise AnswersError(
+                f"{answer.place}: {answer.name} loses what {known[losses]} does, with the same "
+                "messages. Drop it, or quote more of its message, or say above it which other "
+                f'way it takes: "{_ANOTHER_WAY}..."'
+            )
+        known.setdefault(losses, answer.name)
         if not answer.changes and answer.losses:
             raise AnswersError(f"{answer.place}: {answer.name} has no change")
         named[answer.name] = answer
