@@ -851,7 +851,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
                     kind, value = "died", ""
                     processes[rank].join()
                 if kind in ("error", "died"):  # errors may come before the death that caused them
-                    wait([each.sentinel for each in processes], timeout=0.2)
+                    wait([each.sentinel for each in processes], timeout=1.0)
                     dead = [each for each in processes if each.exitcode is not None]
                     causes = [f"{each.name} died, exit code {each.exitcode}" for each in dead]
                     raise RuntimeError("; ".join(causes) or f"rank {rank} failed:\n{value}")

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 import pytest
@@ -82,11 +83,13 @@ def me() -> int:
     return dist.get_rank()
 
 
-def deadlock(fn: Function, world_size: int = 2, guard: float = GUARD) -> dtlab.DeadlockError:
+def deadlock(
+    fn: Function, world_size: int = 2, guard: float = GUARD, *args: object
+) -> dtlab.DeadlockError:
     """Launch `fn`; the DeadlockError that it ends with, soon."""
     begun = time.monotonic()
     with pytest.raises(dtlab.DeadlockError) as caught:
-        dtlab.launch(fn, world_size=world_size)
+        dtlab.launch(fn, *args, world_size=world_size)
     assert time.monotonic() - begun < guard
     return caught.value
 
@@ -813,17 +816,26 @@ def _crash_in_a_thread_of_c() -> None:
     libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.strlen, None)
 
 
-def _crashes_in_an_operation_that_does_not_match() -> None:
+def _crashes_in_an_operation_that_does_not_match(begun: Path) -> None:
+    def crash() -> None:
+        while not begun.exists():
+            time.sleep(0.001)
+        time.sleep(0.003)
+        _crash_in_a_thread_of_c()
+
     if dist.get_rank() == 0:
-        threading.Timer(0.003, _crash_in_a_thread_of_c).start()
+        threading.Thread(target=crash).start()
         dist.all_reduce(torch.ones(1))
     else:
+        begun.touch()
         dist.broadcast(torch.ones(1), 1)
 
 
-def test_a_crash_of_gloo_does_not_hide_a_mismatch() -> None:
-    for _ in range(3):
-        error = deadlock(_crashes_in_an_operation_that_does_not_match, 2, GUARD)
+@retried  # the crash must come between the calls of both ranks and the watcher's next look
+def test_a_crash_of_gloo_does_not_hide_a_mismatch(tmp_path: Path) -> None:
+    for number in range(3):
+        begun = tmp_path / str(number)
+        error = deadlock(_crashes_in_an_operation_that_does_not_match, 2, GUARD, begun)
         assert error.mismatch is not None
         assert "all_reduce(float32[1], SUM)" in error.mismatch
 

@@ -21,7 +21,7 @@ from dtlab.parallel.data import DataParallel, assert_replicas_equal
 from dtlab.parallel.zero import Zero1, Zero2
 from dtlab.training.accumulation import accumulate
 from dtlab.training.held import digest
-from tests.marks import slow
+from tests.marks import retried, slow
 from tests.staying import on_ranks
 from tests.test_data_parallel import MODELS, Branches, Recomputing, batch, share_of
 
@@ -648,6 +648,7 @@ def slow_backward() -> None:
         optimizer.step()
 
 
+@retried
 @pytest.mark.slow
 def test_buckets_are_sent_while_backward_continues() -> None:
     """From the second step on this holds for groups too, of which the first is full last."""
