@@ -869,13 +869,13 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
 
 
 def run_rank(
-    rank: int, ranks: int, port: int, pipe: Connection, launchers: Any, fn: Any, args: Any
+    rank: int, ranks: int, port: int, pipe: Connection, launcher_ends: Any, fn: Any, args: Any
 ) -> None:
     """Be one rank: join the group, run the function, send the result or the error to the launcher.
 
     Then wait to be ended: if a rank closed its connections, slower ranks would take it for dead.
     """
-    for end in launchers:
+    for end in launcher_ends:
         end.close()  # only the launcher has these ends now, so pipes end when the launcher dies
     try:
         torch.set_num_threads(1)  # a fork has none of the threads that this process had started

@@ -13,6 +13,7 @@ import pytest
 
 from dtlab.checks import Part, known_parts
 from dtlab.checks.questions.answers import Choice, Question, Questions, Values
+from dtlab.checks.questions.kinds import _value
 from tests.known_answers.formulas import wrong_values
 from tests.wrong_answers import answers_of
 
@@ -72,17 +73,13 @@ def test_somebody_makes_each_mistake(part: Part) -> None:
     for question, values, _ in asked(part, [f"learner{number}" for number in range(MANY)]):
         left -= {(question.name, why) for _, _, why in wrong_values(question, values)}
         if isinstance(question.answer, Choice):
-            right = valued(question.answer.expected, values)
+            right = _value(question.answer.expected, values)
             mistakes = question.answer.mistakes
-            no_mistakes = [one for one in mistakes if valued(one.value, values) in ("", right)]
+            no_mistakes = [one for one in mistakes if _value(one.value, values) in ("", right)]
             left -= {(question.name, one.why) for one in no_mistakes}
         if not left:
             return
     assert not left
-
-
-def valued(fixed_or_function: Any, values: Values) -> Any:
-    return fixed_or_function(values) if callable(fixed_or_function) else fixed_or_function
 
 
 @pytest.mark.parametrize("part", [p for p in PARTS if p.level == 1], ids=lambda part: part.name)

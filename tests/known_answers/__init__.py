@@ -5,8 +5,8 @@
 
 The first line of a file is its title. An answer begins with its name and, after two spaces or
 more, the criteria that it loses, each with a piece of its message; `right` means that it loses
-none. Further criteria may be on lines of their own, which begin with two spaces. Below are the
-answer's changes of the solution's cell:
+none. If one line is too short for all criteria, the rest follows on the next lines, which begin
+with two spaces. Then come the answer's changes of the solution's cell:
 
     - line                 is removed; it must be in the cell exactly once
     + line                 is inserted there, with the indentation of that line

@@ -74,7 +74,7 @@ def _other(right: Any, avoided: list[Any]) -> Any:
 
 
 def _undefined(value: Any) -> bool:
-    """Whether a mistake has no value here, since nobody makes it with these numbers."""
+    """Whether the formula of a mistake has no result (nan), so that nobody can hand it in."""
     return isinstance(value, float) and not math.isfinite(value)
 
 

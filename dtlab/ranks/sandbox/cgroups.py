@@ -87,7 +87,7 @@ class Group:
         Linux calls this pressure ("some"), and counts it anew every two seconds.
         """
         folder = _ROOT / ("" if self._unified else _PRESSURE.name) / self.name
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(OSError, ValueError):
             some, _, _ = (folder / "cpu.pressure").read_text().partition("\n")
             return int(some.rpartition("total=")[2]) / 1e6
         return 0.0
