@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from dtlab import DtlabError
 from dtlab.checks import find_part, known_parts
-from dtlab.checks.functions.criteria import Noted
+from dtlab.checks.functions.criteria import Noted, rule
+from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.predict import peak_in_flight
 from dtlab.schedules import (
     Action,
@@ -128,6 +130,15 @@ def test_a_schedule_may_be_written_in_any_way_that_the_library_reads() -> None:
         assert written(found) == texts
     for found in (None, "0F0", 5, [None], ["0F0 0B0"], [[("F", 0)]], [[None]], [["F0"]], [[1]]):
         assert isinstance(written(found), str), found
+
+
+def test_a_run_that_a_busy_machine_has_ended_says_so() -> None:
+    trial = Trial(2, [Carried(one_f_one_b(2, 3), seed=5)])
+    late = Observation(trial, error=DtlabError("the time limit has passed"))
+    assert rule("runs", 2, "right").judge([late]).message == (
+        "the library's own run failed (2 ranks, run_schedule with your lists): "
+        "the machine is busy. Check again"
+    )
 
 
 def test_what_is_carried_out_is_compared_with_one_process() -> None:

@@ -176,6 +176,8 @@ def _unfinished(seen: Seen) -> str:
     for observation in seen:
         if observation.error is not None:
             where = observation.trial.words(observation.stopped_in)
+            if not _cases(observation)[observation.failed_case or 0].guilty:
+                return f"the library's own run failed ({where}): the machine is busy. Check again"
             return f"judged once nothing fails in {where}"
     if any(message.endswith(UNREADABLE) for trial in seen for _, message in _found(trial)):
         return "judged once the ranks return readable results"
