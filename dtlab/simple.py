@@ -118,13 +118,13 @@ def average_by_hooks(module: nn.Module) -> None:
         parameter.register_post_accumulate_grad_hook(average)  # called when `.grad` is complete
 
 
-# A small all-reduce costs almost as much time as a large one, because its time is latency, and
-# backward waits for every one. So we collect gradients in buckets, send each bucket as soon as it
+# A small all-reduce costs little but its latency, and each one costs that in full, while backward
+# waits. So we collect gradients in buckets, send each bucket as soon as it
 # is full, and wait for all of them only at the end.
 
 
 def average_in_buckets(module: nn.Module, elements: int) -> Callable[[], None]:
-    """As `average_by_hooks`, with one all-reduce for each `elements` gradients or a few more.
+    """As `average_by_hooks`, with an all-reduce whenever `elements` numbers or more are waiting.
 
     The bytes are the same, but the messages are fewer, and they travel while backward computes the
     next gradients. The ranks must compute their gradients in the same order. This returns a
@@ -232,7 +232,8 @@ class Zero1:
 class Zero2(Zero1):
     """As `Zero1`, but a hook reduces each gradient as soon as it is complete.
 
-    So a rank keeps 1/N of the gradients too, and the bytes that move are the same.
+    So a rank keeps 1/N of the gradients too, and the bytes that move are the same. Call `step`
+    after each backward: a second backward would divide the owner's mean by N again.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], make: Any, **options: Any) -> None:
@@ -268,6 +269,7 @@ class ShardedLinear(torch.autograd.Function):
         x, shard = ctx.saved_tensors
         grad_x = grad_y @ gather_rows(shard)  # freed after this line again
         grad_weight, grad_shard = grad_y.T @ x, torch.empty_like(shard)
+        # Older releases of PyTorch say reduce_scatter_tensor, and all_gather_into_tensor below.
         dist.reduce_scatter_single(grad_shard, grad_weight)  # the sum of this rank's rows
         return grad_x, grad_shard / dist.get_world_size()  # a rank's loss is its own part's mean
 
@@ -453,12 +455,12 @@ def run_schedule(
 
 
 def simulate(
-    schedule: Schedule, seconds: Mapping[str, float], message: float
+    schedule: Schedule, seconds: Mapping[str, float], delay: float
 ) -> list[list[tuple[float, float]]]:
     """Return when each action of each rank starts and ends; `seconds` has the time of each kind.
 
     An action starts when its rank has ended the action before and what it needs has arrived, which
-    takes `message` seconds from another rank. Raises: ValueError if no rank can proceed.
+    takes `delay` seconds from another rank. Raises: ValueError if no rank can proceed.
     """
     rank_of = {action: rank for rank, row in enumerate(schedule) for action in row}
     last = max((stage for stage, _, _ in rank_of), default=0)
@@ -472,7 +474,8 @@ def simulate(
             return [(stage, "I", m)]
         if stage == last:
             return [(stage, "F", m)]
-        return [(stage + 1, b, m) for b in "BI" if (stage + 1, b, m) in rank_of]
+        # The next stage's backward needs its forward, and that needs the forward of this stage.
+        return [(stage + 1, "I" if (stage + 1, "I", m) in rank_of else "B", m)]
 
     while len(end) < len(rank_of):
         before = len(end)
@@ -481,7 +484,7 @@ def simulate(
                 needs = needed(*action)
                 if any(need not in end for need in needs):
                     break
-                arrivals = [end[need] + message * (rank_of[need] != rank) for need in needs]
+                arrivals = [end[need] + delay * (rank_of[need] != rank) for need in needs]
                 start = max([times[rank][-1][1] if times[rank] else 0.0, *arrivals])
                 end[action] = start + seconds[action[1]]
                 times[rank].append((start, end[action]))
@@ -525,7 +528,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention without a mask over all ranks' tokens, forward only; [..., tokens / N, d].
 
     In each of N-1 rounds a rank sends a block of keys and values, 1/N of them all, to the right.
-    `lse` is log(sum(exp(scores))) over the blocks so far: exp(lse) is the sum in the softmax.
+    `lse` is log(sum(exp(scores))) over the blocks so far: exp(lse) is the sum in the softmax. We
+    carry its logarithm because the sum itself may overflow.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     output, lse = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
@@ -593,19 +597,19 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
 
     Most tokens travel to another rank and back, h elements each. Their numbers travel first, so
     that each rank has room for what arrives. The router's gradients are of this rank's tokens, so
-    they must be averaged as in data parallelism. An expert's gradients are of the tokens of all
-    ranks, whose losses they add up, so they must only be divided by N.
+    they must be averaged as in data parallelism. An expert's gradients are already summed over the
+    losses of all ranks, so they must only be divided by N.
     """
-    n, here = dist.get_world_size(), len(experts)
+    n, local = dist.get_world_size(), len(experts)
     probability, choice = router(tokens).softmax(-1).max(-1)
     order = choice.argsort(stable=True)  # tokens for the experts of rank 0 come first
-    counts = choice.bincount(minlength=n * here)
+    counts = choice.bincount(minlength=n * local)
     arriving = torch.empty_like(counts)  # from rank 0 for each expert here, from rank 1, ...
     dist.all_to_all_single(arriving, counts)
-    sent, received = (c.view(n, here).sum(1).tolist() for c in (counts, arriving))
+    sent, received = (c.view(n, local).sum(1).tolist() for c in (counts, arriving))
 
     rows = Exchange.apply(tokens[order], sent, received)  # sorted by rank, then by expert
-    expert_of_row = torch.arange(here).repeat(n).repeat_interleave(arriving)
+    expert_of_row = torch.arange(local).repeat(n).repeat_interleave(arriving)
     computed = torch.zeros_like(rows)
     for number, expert in enumerate(experts):
         mine = expert_of_row == number
@@ -663,7 +667,7 @@ def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
 # every step, so the result is that of data parallelism. It could step after each gradient instead.
 
 
-def serve(parameters: Sequence[Any], optimizer: torch.optim.Optimizer, steps: int) -> None:
+def serve(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
     """Rank 0: in each step, send the parameters to each worker and step with their mean gradient.
 
     In the end only rank 0 has the parameters of the last step.
@@ -671,10 +675,10 @@ def serve(parameters: Sequence[Any], optimizer: torch.optim.Optimizer, steps: in
     """
     workers = range(1, dist.get_world_size())
     for _ in range(steps):
-        for parameter in parameters:
+        for parameter in module.parameters():
             for worker in workers:
                 dist.send(parameter.data, dst=worker)
-        for parameter in parameters:
+        for parameter in module.parameters():
             parameter.grad = torch.zeros_like(parameter)
             received = torch.empty_like(parameter)
             for worker in workers:
@@ -683,14 +687,17 @@ def serve(parameters: Sequence[Any], optimizer: torch.optim.Optimizer, steps: in
         optimizer.step()
 
 
-def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> None:
-    """Every other rank: in each step, pull the parameters, compute a loss, and push gradients."""
+def work(module: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> None:
+    """Every other rank: in each step, pull the parameters, compute a loss, and push gradients.
+
+    There must be as many `losses` as the server has steps.
+    """
     for loss in losses:
-        for parameter in parameters:
+        for parameter in module.parameters():
             dist.recv(parameter.data, src=0)
             parameter.grad = None
         loss().backward()
-        for parameter in parameters:
+        for parameter in module.parameters():
             dist.send(parameter.grad, dst=0)
 
 
@@ -703,7 +710,7 @@ def work(parameters: Sequence[Any], losses: Iterable[Callable[[], Tensor]]) -> N
 
 
 def save(path: Path, step: int, **parts: Any) -> None:
-    """Save the state of each part in one file; if this process dies, the old file stays whole."""
+    """Save the state of each part after `step` steps; if this process dies, the old file stays."""
     state = {name: part.state_dict() for name, part in parts.items()}
     unfinished = path.with_name(path.name + ".partial")
     torch.save({"step": step, "random": torch.get_rng_state(), "parts": state}, unfinished)
@@ -711,7 +718,7 @@ def save(path: Path, step: int, **parts: Any) -> None:
 
 
 def load(path: Path, **parts: Any) -> int:
-    """Load what `save` saved into the same parts and return its step; 0 without a file."""
+    """Load what `save` saved into the same parts and return its steps; 0 without a file."""
     if not path.exists():
         return 0
     saved = torch.load(path)
@@ -750,12 +757,12 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         if name in COLLECTIVES:  # for the ranks whose k-th collective is not this one
             k = len(collectives[rank]) - 1
             return [r for r in range(len(logs)) if collectives[r][k : k + 1] != [name]]
-        peer, _, tag = rest.partition(" ")
+        peer, _, suffix = rest.partition(" ")  # such as "tag 3", or nothing
         if peer == "any":
             return []  # which rank will send is unknown
         # The k-th receive needs the k-th send, and a send that waits needs a receive.
-        needed = ["send {rank}"] if name == "recv" else ["recv {rank}", "recv any"]
-        entries = [f"{each.format(rank=rank)} {tag}".strip() for each in needed]
+        needed = [f"send {rank}"] if name == "recv" else [f"recv {rank}", "recv any"]
+        entries = [f"{each} {suffix}".strip() for each in needed]
         answers = sum(logs[int(peer)].count(entry) for entry in entries)
         return [int(peer)] if answers < logs[rank].count(blocked[rank]) else []
 
@@ -784,8 +791,8 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
 def report_operations(tell: Callable[[str], object]) -> None:
     """Make torch.distributed `tell` each operation, as `find_deadlock` reads it.
 
-    Operations on a part of the ranks are left out, and so is waiting for an `isend`: a deadlock
-    there is not found, but none is invented.
+    Operations on a part of the ranks are left out, and so is every `wait()`, as after `isend` or
+    with `async_op=True`: a deadlock there is not found, but none is invented.
     """
 
     def replace(name: str) -> None:
@@ -842,6 +849,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
             theirs.close()  # only the rank has this end now, so the pipe ends when the rank dies
         while len(results) < ranks:
             ready = wait(pipes, timeout=0.1)
+            # We look only while no entry is on its way: then the logs say all that has happened.
             if not ready and (reason := find_deadlock(logs)):
                 raise RuntimeError(f"deadlock: {reason}")
             for rank in [rank for rank in range(ranks) if pipes[rank] in ready]:
@@ -865,7 +873,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
             process.join()
             process.close()
             pipe.close()
-        del store  # and its port, which an exception would keep, because it refers to this frame
+        del store  # and its port: the traceback of an exception would keep this frame's variables
 
 
 def run_rank(

@@ -446,6 +446,9 @@ def test_a_simulation_that_has_no_actions_or_cannot_end() -> None:
     circle = [[(0, "B", 0), (0, "F", 0)], [(1, "F", 0), (1, "B", 0)]]
     with pytest.raises(ValueError, match="no rank can proceed"):
         simple.simulate(circle, dict.fromkeys("FBIW", 1.0), 0.0)
+    no_backward = [[(0, "F", 0), (0, "B", 0)], [(1, "F", 0)]]
+    with pytest.raises(ValueError, match="no rank can proceed"):
+        simple.simulate(no_backward, dict.fromkeys("FBIW", 1.0), 0.0)
 
 
 # Sequences, fields, experts ----------------------------------------------------------------------
@@ -536,9 +539,9 @@ def test_a_parameter_server(ranks: int) -> None:
         module = _net()
         parameters = list(module.parameters())
         if dist.get_rank() == 0:
-            simple.serve(parameters, make(parameters), 3)
+            simple.serve(module, make(parameters), 3)
         else:
-            simple.work(parameters, [partial(_loss, module, step) for step in range(3)])
+            simple.work(module, [partial(_loss, module, step) for step in range(3)])
         return [parameter.detach() for parameter in parameters]
 
     def fast() -> list[Tensor] | None:
