@@ -100,7 +100,8 @@ def seconds_between_failures(seconds_of_one: float, parts: int) -> float:
 
     54 days of Llama 3 405B on 16 thousand GPUs had 419 unexpected interruptions of all causes, one
     in 3.1 hours (Llama 3, table 5). That is one in 5.8 years for each GPU with its share of hosts,
-    network and software. The GPU itself has fewer: 58.7 % of the 419 were traced to GPUs.
+    network and software. The GPU itself has fewer: 58.7 % of the 419 were traced to GPUs, as the
+    text of its section 3.3.4 says; the counts in the table add up to 64 %.
     """
     _check(above=0, seconds_of_one=seconds_of_one)
     if parts < 1:
