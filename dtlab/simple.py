@@ -698,7 +698,7 @@ def work(module: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> None:
             parameter.grad = None
         loss().backward()
         for parameter in module.parameters():
-            dist.send(parameter.grad, dst=0)
+            dist.send(parameter.grad, dst=0)  # type: ignore[arg-type]
 
 
 # --------------------------------------------------------------------------------- 10. Checkpoints
