@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dtlab.checks import Part
-from tests.wrong_answers import Answers
+from tests.known_answers import Answers
 
 __all__ = ["Journal", "JournalPlugin", "left_out", "passed_before", "pytest_addoption", "unit_of"]
 

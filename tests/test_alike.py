@@ -24,10 +24,9 @@ from dtlab.checks.programs.training import FixScript
 from dtlab.checks.questions.answers import Questions
 from dtlab.classroom.similarity.pairs import LONGEST, SOLUTION, Group, alike
 from dtlab.classroom.similarity.tokens import pieces
-from tests.known_answers import path_of
+from tests.known_answers import answers_of
 
 ROOT = Path(__file__).parent.parent
-ANSWERS = ROOT / "tests" / "wrong_answers"
 PARTS = [part for part in known_parts() if not isinstance(part.check, Questions | Defence)]
 RING, TREE = find_part("01/ring_all_reduce"), find_part("01/tree_broadcast")
 # Scripts whose fixing takes more than a line or two.
@@ -37,9 +36,7 @@ LONG = {
 }  # fmt: skip
 SHORT = {"01/fix_4", "06/g", "07/warm_up"}  # one or two lines: all right answers are the same
 SCRIPTS = [p for p in PARTS if isinstance(p.check, FixScript) and p.name not in LONG]
-# Right answers that are changes of the solution are alike by design.
-CHANGED = [part for part in PARTS if path_of(part.unit, part.symbol)]
-WRITTEN = [p for p in PARTS if p not in SCRIPTS and p not in CHANGED and p.name not in SHORT]
+WRITTEN = [p for p in PARTS if p not in SCRIPTS and p.name not in SHORT]
 part_by_name = pytest.mark.parametrize("part", WRITTEN, ids=lambda part: part.name)
 
 
@@ -82,16 +79,10 @@ def score(part: Part, one: str, other: str) -> float:
 
 
 def answers(part: Part) -> Mapping[str, str]:
-    """The right answers in the file of answers to a part."""
-    text = next(ANSWERS.glob(f"{part.unit}_*/{part.symbol}.py")).read_text()
-    written = {
-        node.name: str(ast.get_source_segment(text, node))
-        for node in ast.parse(text).body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
-    right = re.search(r"^RIGHT = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
-    assert right is not None
-    return {name: written[name] for name in re.findall(r"\w+", right[1])}
+    """The right answers to a part that are no changes of one another."""
+    known = answers_of(part)
+    assert known is not None
+    return {one.__name__: known.cells[one.__name__] for one in known.independent}
 
 
 class Renamed(ast.NodeTransformer):
@@ -217,10 +208,11 @@ def test_tokens_are_the_same_parsed_or_not() -> None:
 
 @pytest.mark.sample(12)
 @pytest.mark.slow
-@part_by_name
+@pytest.mark.parametrize(
+    "part", [part for part in WRITTEN if len(answers(part)) > 1], ids=lambda part: part.name
+)
 def test_right_answers_written_differently_are_not_listed(part: Part) -> None:
     right = answers(part)
-    assert len(right) >= 2
     scores = {
         (one, other): score(part, right[one], right[other])
         for one, other in combinations(right, 2)

@@ -15,8 +15,8 @@ from dtlab.checks import Part, known_parts
 from dtlab.checks.course import Course
 from dtlab.checks.programs.lines import judge_line, numbered
 from dtlab.checks.programs.training import FixScript, Scene
+from tests.known_answers import answers_of
 from tests.staying import BENCH
-from tests.wrong_answers import answers_of
 
 ROOT = Path(__file__).parent.parent
 PARTS = [part for part in known_parts() if isinstance(part.check, FixScript)]

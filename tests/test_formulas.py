@@ -14,8 +14,8 @@ import pytest
 from dtlab.checks import Part, known_parts
 from dtlab.checks.questions.answers import Choice, Question, Questions, Values
 from dtlab.checks.questions.kinds import _value
+from tests.known_answers import answers_of
 from tests.known_answers.formulas import wrong_values
-from tests.wrong_answers import answers_of
 
 PARTS = [part for part in known_parts() if isinstance(part.check, Questions)]
 OWN_KIND = {"05/plans", "06/shard_plan", "09/three_times_job"}  # judged by a plan or by runs

@@ -28,7 +28,7 @@ from tests.hostile import CATALOGUE, HONEST
 from tests.hostile.judging import Judging, Stuck, guard
 from tests.hostile.outside import Outside, left_behind
 from tests.hostile.submissions import Hostile
-from tests.wrong_answers import report_on
+from tests.known_answers import report_on
 
 FEWEST = 100  # entries of the catalogue
 NO_FILE = next(entry for entry in CATALOGUE if entry.name == "no file")

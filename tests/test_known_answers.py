@@ -7,10 +7,10 @@ from textwrap import dedent
 
 import pytest
 
-from dtlab.checks import Report
-from tests.known_answers import FOLDER, AnswersError, KnownAnswer, read
-from tests.known_answers.__main__ import main
-from tests.wrong_answers import Answers
+from dtlab.checks import Criterion, Report
+from tests.known_answers import FOLDER, Answers, AnswersError, changes
+from tests.known_answers.__main__ import line_for, main
+from tests.known_answers.changes import KnownAnswer, read
 
 SOLUTION = """\
 def halves(numbers):
@@ -89,8 +89,9 @@ def test_an_answer_says_what_it_loses(tmp_path: Path) -> None:
         ("a  nothing", "line 2: a is neither right nor loses a criterion: 'nothing'"),
         ("a  values:", "line 2: a has no change"),
         ("a  right\na  right", "line 3: a is there twice"),
-        ("values are wrong", "line 2: 'values are wrong' is no change (- + = ~ |), and no name"),
-        ("- found.sort()", "line 2: '- found.sort()' is no change"),
+        ("values are wrong", "line 2: 'values are wrong' is neither a change of the solution"),
+        ("- found.sort()", "line 2: '- found.sort()' is neither a change of the solution"),
+        ("undecided\n- found = []", "line 2: undecided does not say what it loses; python -m"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_an_error(tmp_path: Path, text: str, says: str) -> None:
@@ -162,7 +163,44 @@ def test_an_answer_is_shown_with_its_change_and_its_report(
     shown = capsys.readouterr().out
     assert "+        parameter.data = flat[start:end].view(parameter.shape).clone()\n" in shown
     assert "layers.0.weight is not a view of flat" in shown
-    assert shown.endswith("as the file says\n1 of 1 answers are judged as the file says\n")
+    assert "\nas the file says\n" in shown
+    assert "\ncopies                    views: " in shown
+    assert shown.endswith("\n1 of 1 answers are judged as the file says\n")
+
+
+def test_the_line_for_the_file_has_the_beginning_of_each_message() -> None:
+    report = Report(
+        "part",
+        (
+            Criterion("sum", 4, 0, "lost", f"with 2 ranks the sum is {'very ' * 20}wrong\nmore"),
+            Criterion("bytes", 3, 0, "blocked", "judged later"),
+            Criterion("rounds", 2, 0, "lost", "3 rounds"),
+            Criterion("peers", 1, 1, "ok", "only neighbours"),
+        ),
+    )
+    first, second = line_for("halves", report).splitlines()
+    assert first == f"{'halves':25} sum: with 2 ranks the sum is{' very' * 7}"
+    assert second == "  rounds: 3 rounds"
+    assert line_for("whole", Report("part", report.criteria[3:])).split() == ["whole", "right"]
+
+
+@pytest.mark.slow
+def test_an_answer_may_leave_open_what_it_loses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "00_one_gpu_is_not_enough"
+    folder.mkdir()
+    text = "Known answers.\n\nin_percent\n~ speedup / ranks => 100 * speedup / ranks\n"
+    (folder / "scaling_report.answers").write_text(text)
+    monkeypatch.setattr(changes, "FOLDER", tmp_path)
+    assert main(["00/scaling_report", "in_percent"]) == 1
+    shown = capsys.readouterr().out
+    assert "the file does not say yet what it loses\n" in shown
+    line = next(line for line in shown.splitlines() if line.startswith("in_percent "))
+    assert "numbers: " in line
+    assert "The file is not complete yet: 00_one_gpu_is_not_enough/scaling_report.answers" in shown
+    (folder / "scaling_report.answers").write_text(text.replace("in_percent", line))
+    assert main(["00/scaling_report", "in_percent"]) == 0
 
 
 def test_a_report_that_differs_from_the_file_is_shown(

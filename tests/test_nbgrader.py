@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from traitlets.config import Config, PyFileConfigLoader
 
 from dtlab.checks import find_part, known_parts
 from dtlab.checks.learners import best_shares
+from tests.known_answers import answers_of
 
 ROOT = Path(__file__).parent.parent
 UNIT = "01_ranks_and_collectives"
@@ -86,10 +86,10 @@ def solved(notebook: NotebookNode, level: str, learner: str = "") -> NotebookNod
 
 
 def source_of_wrong_answer(name: str) -> str:
-    """A function of the file of wrong answers, under the name that the exercise asks for."""
-    text = (ROOT / "tests" / "wrong_answers" / UNIT / f"{BLANK}.py").read_text()
-    found = next(one for one in ast.parse(text).body if getattr(one, "name", "") == name)
-    return str(ast.get_source_segment(text, found)).replace(name, BLANK)
+    """The cell of a known wrong answer to the exercise."""
+    known = answers_of(find_part(f"{UNIT[:2]}/{BLANK}"))
+    assert known is not None
+    return known.cells[name]
 
 
 @pytest.fixture(scope="module")

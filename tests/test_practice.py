@@ -26,8 +26,8 @@ from dtlab.checks.programs.training import FixScript
 from dtlab.checks.report import Report
 from dtlab.errors import DtlabError, MismatchError, RankTimeoutError, Waiting
 from dtlab.units.unit01.calls import AllReduce, Answer
+from tests.known_answers import Answers, answers_of, known_answers
 from tests.staying import BENCH
-from tests.wrong_answers import Answers, answers_of, known_answers
 
 
 def average(value: float) -> float:

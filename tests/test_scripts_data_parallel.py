@@ -31,8 +31,8 @@ from dtlab.training.models import MLP
 from dtlab.units.unit02 import scripts
 from dtlab.units.unit02.script_4 import Damaged, other_steps
 from dtlab.units.unit02.script_8 import OnCards, wrong_cards
+from tests.known_answers import answers_of
 from tests.staying import BENCH
-from tests.wrong_answers import answers_of
 
 pytestmark = pytest.mark.unit("02")
 

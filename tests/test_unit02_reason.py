@@ -16,8 +16,8 @@ from dtlab.checks import find_part
 from dtlab.checks.questions.answers import Questions
 from dtlab.trace import Event, Trace
 from dtlab.units.unit02.all_reduces import buckets_of
+from tests.known_answers import answers_of
 from tests.staying import on_ranks
-from tests.wrong_answers import answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
 SCALE = 64  # layers and buckets are so many times smaller than what is given, to be quick

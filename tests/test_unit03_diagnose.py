@@ -49,9 +49,9 @@ from dtlab.units.unit03.run_trials import (
     other_rates,
     schedule,
 )
+from tests.known_answers import answers_of
 from tests.mutants.sources import solution_of
 from tests.staying import BENCH
-from tests.wrong_answers import answers_of
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOK = ROOT / "solutions" / "03_batch_size_and_learning_rate" / "level-3.ipynb"

@@ -25,8 +25,8 @@ from dtlab.training.learning_rate import (
     noise_scale_from_norms,
     sqrt_scaled_lr,
 )
+from tests.known_answers import answers_of
 from tests.staying import on_ranks
-from tests.wrong_answers import answers_of
 
 SYMBOLS = ["effective_batch", "micro_gradients", "scaled_rate", "noise_scale"]
 LEARNERS = [f"learner{number}" for number in range(4)]

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from dtlab.checks import find_part, known_parts
 from dtlab.checks.questions.answers import Questions
 from dtlab.predict.formats import BinaryFormat
+from tests.known_answers import Answers, answers_of
 from tests.staying import on_ranks
-from tests.wrong_answers import Answers, answers_of
 
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("04", 1)]
 

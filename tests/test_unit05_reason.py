@@ -18,8 +18,8 @@ import dtlab
 from dtlab.checks import find_part
 from dtlab.checks.questions.answers import Questions
 from dtlab.predict import POLICIES, model_states
+from tests.known_answers import Answers, answers_of
 from tests.staying import on_ranks
-from tests.wrong_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
 MANY_LEARNERS = [f"somebody {number}" for number in range(100)]

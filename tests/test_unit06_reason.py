@@ -24,8 +24,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import dtlab
 from dtlab.checks import find_part, known_parts
 from dtlab.checks.questions.answers import Questions
+from tests.known_answers import Answers, answers_of
 from tests.staying import on_ranks
-from tests.wrong_answers import Answers, answers_of
 
 PARTS = [part for part in known_parts() if (part.unit, part.level) == ("06", 1)]
 

@@ -28,7 +28,7 @@ from dtlab.units.unit07.budget import (
 )
 from dtlab.units.unit07.run_a import Replica
 from dtlab.units.unit07.run_b import Layers, draw_layers, events_of, filled
-from tests.wrong_answers import answers_of
+from tests.known_answers import answers_of
 
 NOTEBOOK = Path(__file__).parents[1] / "solutions" / "07_pipeline_parallelism" / "level-3.ipynb"
 CELLS = {cell.id: cell.source for cell in nbformat.read(NOTEBOOK, as_version=4).cells}

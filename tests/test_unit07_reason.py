@@ -17,7 +17,7 @@ from dtlab.checks import find_part
 from dtlab.checks.questions.answers import Questions
 from dtlab.units.unit07 import timeline as grids
 from dtlab.units.unit07.timeline import SCHEDULES, laid_out
-from tests.wrong_answers import Answers, answers_of
+from tests.known_answers import Answers, answers_of
 
 LEARNERS = [f"learner{number}" for number in range(4)]
 MANY_LEARNERS = [f"somebody {number}" for number in range(100)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -14,16 +13,21 @@ from dtlab.checks import find_part
 from dtlab.units.unit09 import runs_scripts
 from dtlab.units.unit09.run_a import Machine
 from dtlab.units.unit09.run_b import Sparse
-from dtlab.units.unit09.three_times_job import GOAL, Setting, _draw, first_lever
+from dtlab.units.unit09.three_times_job import Setting, _draw, first_lever
+from tests.known_answers import Answers, answers_of
 from tests.staying import on_ranks
-from tests.wrong_answers import answers_of
 
 
-def answers_to(name: str) -> dict[str, Any]:
-    """The names in the known answers to a part of unit 09."""
+def known_answers_to(name: str) -> Answers:
+    """The known answers to a part of unit 09."""
     known = answers_of(find_part(f"09/{name}"))
     assert known is not None
-    return known.right[0].__globals__
+    return known
+
+
+def fixed_by(known: Answers, name: str) -> Any:
+    """The program that a known answer hands in as fixed."""
+    return known.named[name]()["fixed"]
 
 
 # 09/three_times_job ------------------------------------------------------------------------------
@@ -39,17 +43,15 @@ def test_jobs_are_three_times_as_fast_as_one_rank_and_differ_in_their_first_leve
     assert min(first.values()) > 8
 
 
-def test_known_answers_are_computed_without_the_library() -> None:
-    known = answers_to("three_times_job")
+def test_a_step_computed_by_hand_has_the_gains_of_the_library() -> None:
+    known = known_answers_to("three_times_job")
     for seed in range(20):
         given = _draw(Random(seed))
-        setting = Setting(**given)
-        levers = setting.first
-        for name, value in known["values"](given, levers).items():
-            pulled = type(levers)(**{**vars(levers), name: value})
-            by_hand = 8 * known["by_hand"](given, pulled) / known["one_rank"](given)
-            assert by_hand == pytest.approx(setting.speedup(pulled), rel=1e-6)
-        assert len(known["found"](given, goal=GOAL)["levers"]) >= 3
+        by_hand, by_library = (known.named[name](given) for name in ("greedy", "solution"))
+        assert by_hand["levers"] == by_library["levers"]
+        assert by_hand["gains"] == pytest.approx(by_library["gains"], rel=1e-6)
+        assert by_hand["first"] == first_lever(Setting(**given))
+        assert len(by_hand["levers"]) >= 3
 
 
 @pytest.mark.parametrize("levers", [None, [], ()])
@@ -81,14 +83,12 @@ def notes_of(program: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_the_input_is_read_by_all_ranks_and_one_by_one_until_both_faults_are_fixed() -> None:
-    known = answers_to("run_a")
-    fed, one_worker, everything = (known[n] for n in ("fed", "one_worker", "everything"))
-    keep = known["of_this_rank"]
+    known = known_answers_to("run_a")
     programs = {
         (32, 1): runs_scripts.feed,
-        (16, 1): partial(fed, reads=one_worker),
-        (32, 2): partial(fed, numbers=everything, keep=keep),
-        (16, 2): fed,
+        (16, 1): fixed_by(known, "only_the_samples"),
+        (32, 2): fixed_by(known, "only_the_workers"),
+        (16, 2): fixed_by(known, "solution"),
     }
     for (reads, most), program in programs.items():
         for notes in on_ranks(notes_of, program, world_size=2).values:
@@ -102,14 +102,13 @@ def last_loss(program: Any, case: Sparse) -> float:
 
 @pytest.mark.slow
 def test_a_run_learns_well_only_if_both_lines_are_fixed() -> None:
-    known = answers_to("run_b")
+    known = known_answers_to("run_b")
     case = Sparse(0, (12, 8), 6, 60, steady=True)
-    learned = known["learned"]
     programs = {
         "broken": runs_scripts.learn,
-        "places": partial(learned, keep=known["the_gradient"]),
-        "error": partial(learned, choose=known["largest_gradients"]),
-        "both": learned,
+        "places": fixed_by(known, "only_the_places"),
+        "error": fixed_by(known, "only_the_error"),
+        "both": fixed_by(known, "solution"),
     }
     loss = {
         name: on_ranks(last_loss, program, case, world_size=2).values[0]

@@ -17,8 +17,8 @@ from dtlab.predict.hardware import Cluster
 from dtlab.predict.memory import PrecisionPolicy, gpt_parameters, model_states, smallest_world_size
 from dtlab.predict.plan import Plan, Transformer, evaluate
 from dtlab.schedules import one_f_one_b
+from tests.known_answers import answers_of
 from tests.level_one import drawn_for
-from tests.wrong_answers import answers_of
 
 LEARNERS = [f"learner{number}" for number in range(8)]
 MANY_LEARNERS = [f"somebody {number}" for number in range(100)]

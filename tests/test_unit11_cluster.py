@@ -23,7 +23,7 @@ from dtlab.units.unit11.cluster import (
     planned_starts,
 )
 from dtlab.units.unit11.orchestrator import PART, drawn, example, played, told
-from tests.wrong_answers import known_answers
+from tests.known_answers import known_answers
 
 CHECK: Any = PART.check
 ANSWERS = next(known for known in known_answers() if known.part.name == "11/orchestrator")

@@ -15,7 +15,7 @@ from dtlab.ranks.asking import Refused
 from dtlab.units.unit11 import server, sharded
 from dtlab.units.unit11.hosts import Actors, Reference
 from dtlab.units.unit11.sharded import Recorder
-from tests.wrong_answers import answers_of, report_on
+from tests.known_answers import answers_of, report_on
 
 PARTS = {part.name: part for part in known_parts() if part.name.startswith("11/")}
 

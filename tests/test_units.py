@@ -23,7 +23,7 @@ from dtlab.checks.parts import unit_packages
 from dtlab.checks.questions.answers import Questions
 from dtlab.checks.workbook import MAKE_A_COPY, start
 from dtlab.classroom.notebooks import normalise_all
-from tests.wrong_answers import ONE_OF_MANY
+from tests.known_answers import ONE_OF_MANY
 
 ROOT = Path(__file__).parent.parent
 UNITS = Course(ROOT).units()

@@ -14,10 +14,9 @@ import pytest
 
 from dtlab.checks import Criterion, Part, Report, known_parts
 from dtlab.checks.questions.answers import Questions
-from tests.known_answers import FOLDER as CHANGES
+from tests.known_answers import FOLDER, Answers, answers_of, known_answers
 from tests.marks import slow
 from tests.staying import BENCH
-from tests.wrong_answers import FOLDER, Answers, answers_of, known_answers
 
 GOAL = 6  # seconds that a check may take
 GUARD = 10  # times that, beside other tests and on a slow machine
@@ -26,9 +25,7 @@ FEWEST_WRONG, FEWEST_RIGHT = 10, 2  # of a part in which something is written
 PARTS = [part for part in known_parts() if not part.by_hand]
 KNOWN = known_answers()
 VALUES = [known for known in KNOWN if isinstance(known.part.check, Questions)]
-FUNCTIONS = [
-    (known, answer) for known in KNOWN if known not in VALUES for answer in known.sample
-]
+FUNCTIONS = [(known, answer) for known in KNOWN if known not in VALUES for answer in known.sample]
 
 
 def name_of(case: Any) -> str:
@@ -58,7 +55,7 @@ def test_values_lose_what_they_should(known: Answers) -> None:
 
 @pytest.mark.parametrize("part", PARTS, ids=name_of)
 def test_every_part_has_its_answers(part: Part) -> None:
-    assert answers_of(part) is not None, "write tests/wrong_answers/NN_name/<symbol>.py"
+    assert answers_of(part) is not None, "write tests/known_answers/NN_name/<symbol>.answers"
 
 
 @pytest.mark.parametrize("known", KNOWN, ids=name_of)
@@ -77,7 +74,7 @@ def test_there_are_answers_enough(known: Answers) -> None:
 
 
 def test_every_file_of_answers_belongs_to_a_part() -> None:
-    paths = [*FOLDER.glob("[0-9]*/*.py"), *CHANGES.glob("[0-9]*/*.answers")]
+    paths = FOLDER.glob("[0-9]*/*.answers")
     files = sorted(f"{path.parent.name[:2]}/{path.stem}" for path in paths)
     assert files == sorted(f"{known.part.unit}/{known.part.symbol}" for known in KNOWN)
 

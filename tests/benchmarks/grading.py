@@ -29,7 +29,7 @@ from dtlab.classroom.releases.release import release_assignment
 from dtlab.classroom.settings import course_directory
 from dtlab.classroom.submissions import Assignment, handed_in
 from dtlab.ranks.system import usable_cpus
-from tests.wrong_answers import answers_of
+from tests.known_answers import answers_of
 
 NAME = "week-1"
 HEALTHY, HANGING = 40, 10
@@ -62,9 +62,7 @@ class Class:
                 answers = answers_of(part)
                 assert answers is not None
                 answer = draw.choice(list(answers.right))
-                file = Path(answer.__code__.co_filename)
-                text = f"{file.read_text()}\n\n{part.symbol} = {answer.__name__}\n"
-                _cell(notebook, part.symbol).source = text
+                _cell(notebook, part.symbol).source = answers.cells[answer.__name__]
         return notebook
 
     def hanging(self, draw: random.Random) -> NotebookNode:

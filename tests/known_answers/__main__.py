@@ -1,8 +1,8 @@
-"""`python -m tests.known_answers 05/gather copies`: what the check says of a known answer.
+"""`python -m tests.known_answers 05/gather copies`: what the check says of known answers.
 
-Shows how the answer differs from the solution, the whole report, and whether the report is what
-the file of the part says. Without a name, all answers of the part are judged; only those whose
-report differs are shown.
+Shows how an answer differs from the solution, the whole report, whether the report is what the
+file of the part says, and the line that would say it. Without a name, all answers of the part are
+judged; only those whose report differs are shown.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import argparse
 import difflib
 import sys
 from collections.abc import Sequence
+from textwrap import shorten
 
 from tqdm import tqdm
 
-from dtlab.checks import find_part, known_parts
-from tests.known_answers import AnswersError
-from tests.mutants.sources import solution_of
-from tests.wrong_answers import Answer, Answers, answers_of, cell_of
+from dtlab.checks import Report, find_part, known_parts
+from tests.known_answers import Answer, Answers, AnswersError, answers_of
+from tests.known_answers.answers import lost_in
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -36,19 +36,40 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, answer in chosen.items() if asked.names else tqdm(chosen.items(), unit="answer"):
         report = known.check(answer)
         objections = known.objections(answer, report)
+        if answer in known.undecided:
+            objections = ["the file does not say yet what it loses"]
         differ += bool(objections)
         if asked.names or objections:
             print(f"\n{known.part.name}, {name}", *_changes(known, answer), "", report, sep="\n")
             print(*(objections or ["as the file says"]), sep="\n")
+            print("", "the line for the file, with as much of a message as is sure to stay:",
+                  line_for(name, report), sep="\n")  # fmt: skip
     print(f"{len(chosen) - differ} of {len(chosen)} answers are judged as the file says")
+    try:
+        answers_of(known.part)
+    except AnswersError as error:
+        print(f"The file is not complete yet: {error}")
+        return 1
     return int(bool(differ))
+
+
+def line_for(name: str, report: Report) -> str:
+    """The line that says in the file what an answer loses, with the beginning of each message."""
+    lost = lost_in(report)
+    if not lost:
+        return f"{name:25} right"
+    pieces = [
+        f"{each}: {shorten(message.splitlines()[0], 60, placeholder='')}"
+        for each, message in lost.items()
+    ]
+    return f"{name:25} " + "\n  ".join(pieces)
 
 
 def _answers(name: str) -> Answers:
     if name not in (names := [part.name for part in known_parts() if not part.by_hand]):
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         raise LookupError(f"{name!r} is no part with known answers. Near: {', '.join(near)}")
-    known = answers_of(find_part(name))
+    known = answers_of(find_part(name), complete=False)
     if known is None:
         raise LookupError(f"{name} has no known answers yet: write tests/known_answers/NN_name/")
     return known
@@ -63,9 +84,10 @@ def _answer(known: Answers, name: str) -> Answer:
 
 def _changes(known: Answers, answer: Answer) -> list[str]:
     """The lines of the cell that differ from the solution's, each with a line around them."""
-    solution = solution_of(known.part).source.splitlines()
-    cell = cell_of(answer, known.part).splitlines()
-    return list(difflib.unified_diff(solution, cell, "solution", "answer", n=1, lineterm=""))
+    solution = known.cells["solution"]
+    cell = known.cells.get(answer.__name__, solution)  # one by a formula has none
+    lines = solution.splitlines(), cell.splitlines()
+    return list(difflib.unified_diff(*lines, "solution", "answer", n=1, lineterm=""))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,6 @@
                   └── proof.py   dtlab.check on each: killed, equivalent, or survived
 
 `make mutants UNIT=01` prints the tables, `python -m tests.mutants --list` the mutators. Mutants
-that no check can tell from the solution are listed with the reason as `EQUIVALENT` in the part's
-file under `tests/wrong_answers/`, which also holds the wrong and right answers that people give.
+that no check can tell from the solution are listed with the reason as `equivalent` in the part's
+file under `tests/known_answers/`, which also holds the wrong and right answers that people give.
 """

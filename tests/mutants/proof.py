@@ -16,10 +16,10 @@ from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.questions.answers import Questions
 from dtlab.ranks.system import die_with_parent
+from tests.known_answers import Answer, Answers, answers_of
 from tests.mutants.engine import Mutant, mutants
 from tests.mutants.sources import Solution, solution_of
 from tests.staying import BENCH
-from tests.wrong_answers import Answer, Answers, answers_of
 
 __all__ = ["Fate", "Place", "Proof", "fate_of", "in_workers", "losses_of", "proof_of"]
 

@@ -65,17 +65,20 @@ def _code_cells(notebook: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 @cache
 def _prelude_of(cells: tuple[str, ...], source: str, defined: frozenset[str]) -> str:
-    return _prelude(cells, unbound(ast.parse(source)) - defined)
+    return _prelude(cells, unbound(ast.parse(source)) - defined, defined)
 
 
-def _prelude(cells: Iterable[str], wanted: set[str]) -> str:
-    """The statements of the cells that bind the wanted names, and the names that those need."""
+def _prelude(cells: Iterable[str], wanted: set[str], defined: Collection[str]) -> str:
+    """The statements of the cells that bind the wanted names, and the names that those need.
+
+    Names that are `defined` are not needed.
+    """
     kept: list[str] = []
     statements = [one for cell in cells for one in ast.parse(cell).body]
     for statement in reversed(statements):
         if not isinstance(statement, ast.Expr) and _binds(statement) & wanted:
             kept.insert(0, ast.unparse(statement))
-            wanted = (wanted - _binds(statement)) | unbound(statement)
+            wanted = (wanted - _binds(statement)) | (unbound(statement) - set(defined))
     return "\n".join(kept)
 
 

@@ -10,7 +10,7 @@ to leave out passages that many learners have, is from S. Schleimer, D. S. Wilke
 "Winnowing: Local Algorithms for Document Fingerprinting", SIGMOD 2003. Answers are short here, so
 all passages are kept, without winnowing.
 
-Measured on `tests/wrong_answers/01_ranks_and_collectives`: two right answers of Levels II and III
+Measured on `tests/known_answers/01_ranks_and_collectives`: two right answers of Levels II and III
 written independently score at most 0.66. A copy with other names and comments and its functions in
 another order scores 1.00; with two additional lines, at least 0.85; with the operands of a sum
 also swapped, at least 0.76. Level I is not compared, since its values are drawn for each learner,

@@ -1,42 +1,30 @@
-"""Answers that people give, one file per graded part: `NN_name/<symbol>.py`.
+"""What is known about the answers to each part, judged as a learner's answer is.
 
-Answers that are changes of the solution are in `tests/known_answers/`; `answers_of` finds both.
-Each file here has
-
-    WRONG        {answer: {criterion: piece of its message}}: it loses these criteria and no others
-    RIGHT        [answer, ...]: right answers written differently, which earn everything
-    EQUIVALENT   {change: reason}: mutants of the solution that no check can tell from it, if any
-
-An answer is the function that a learner would hand in. Where something else is asked for, it is a
-function that makes it: from the given values in Level I, from nothing in a part like {"diagnosis":
-..., "fixed": ...}. Its name says what is wrong with it.
+An answer is what a learner's cell leaves behind, by the name that says what is wrong with it.
+Where something else than a function is asked for, it is a function that makes it: from the given
+values in Level I, from nothing in a part like {"diagnosis": ..., "fixed": ...}.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from dtlab.checks import Part, Report, known_parts
 from dtlab.checks.functions.bench import HERE, Bench
 from dtlab.checks.programs.broken import Fix
 from dtlab.checks.questions.answers import Question, Questions
-from tests.known_answers import KnownAnswers, path_of, read
+from tests.known_answers.changes import KnownAnswers, path_of, read
 from tests.known_answers.formulas import wrong_values
 from tests.mutants.sources import solution_of
 
-__all__ = ["Answer", "Answers", "answers_of", "cell_of", "known_answers", "report_on"]
+__all__ = ["ONE_OF_MANY", "Answer", "Answers", "answers_of", "known_answers", "report_on"]
 
 Answer = Callable[..., Any]
-
-FOLDER = Path(__file__).parent
 
 # "1 samples" in a message; `dtlab.predict.units.counted` writes "1 sample".
 _NOUNS = (
@@ -56,6 +44,9 @@ class Answers:
     wrong: Mapping[Answer, Mapping[str, str]]
     right: Sequence[Answer]
     equivalent: Mapping[str, str]
+    cells: Mapping[str, str] = field(default_factory=dict)  # what is handed in, by the name
+    independent: Sequence[Answer] = ()  # right answers that are no changes of one another
+    undecided: Sequence[Answer] = ()  # what they lose is still to be found out
 
     def check(self, answer: Answer, seed: int = 0, bench: Bench = HERE) -> Report:
         """The report on one of the answers; another `seed` is another learner too."""
@@ -73,7 +64,7 @@ class Answers:
         Answers that one function has made are all called alike, so they get numbers.
         """
         found: dict[str, Answer] = {}
-        for answer in (*self.wrong, *self.right):
+        for answer in (*self.wrong, *self.right, *self.undecided):
             name, number = answer.__name__, 2
             while name in found:
                 name, number = f"{answer.__name__} {number}", number + 1
@@ -96,11 +87,7 @@ class Answers:
 
     def objections(self, answer: Answer, report: Report) -> list[str]:
         """How the report differs from what the file says of this answer; empty if it does not."""
-        expected = self.wrong.get(answer, {})
-        said = {one.name: one.message for one in report.criteria if one.status == "lost"}
-        for remark, first in pairwise(report.criteria):
-            if remark.status == "open" and not remark.points:  # a function that is not written
-                said[first.name] = remark.message
+        expected, said = self.wrong.get(answer, {}), lost_in(report)
         unearned = [one.name for one in report.criteria if one.points and one.status != "ok"]
         kept = f"right, but not all points: {', '.join(unearned)}"
         unsaid = [name for name in expected if name in said and expected[name] not in said[name]]
@@ -109,14 +96,26 @@ class Answers:
             *(f"{name} is lost: {said[name]}" for name in said if name not in expected),
             *(f"{name}: {expected[name]!r} is not in {said[name]!r}" for name in unsaid),
             *([kept] if not expected | said and not report.passed else []),
-            *(f"{name} counts one as many: {ONE_OF_MANY.findall(said[name])}" for name in said
-              if ONE_OF_MANY.search(said[name])),
+            *(
+                f"{name} counts one as many: {ONE_OF_MANY.findall(said[name])}"
+                for name in said
+                if ONE_OF_MANY.search(said[name])
+            ),
         ]
 
     @property
     def criteria(self) -> set[str]:
         """Names of the criteria of the part."""
         return {one.name for one in report_on(self.part, None).criteria if one.points}
+
+
+def lost_in(report: Report) -> dict[str, str]:
+    """The criteria that are lost, each with its message; not those that are blocked by them."""
+    said = {one.name: one.message for one in report.criteria if one.status == "lost"}
+    for remark, first in pairwise(report.criteria):
+        if remark.status == "open" and not remark.points:  # a function that is not written
+            said[first.name] = remark.message
+    return said
 
 
 def report_on(
@@ -126,25 +125,22 @@ def report_on(
     return Report(part.symbol, tuple(part.check.run(part.symbol, answer, seed, learner, bench)))
 
 
-def answers_of(part: Part) -> Answers | None:
-    """The answers to `part`; None where there is no file of them yet.
+def answers_of(part: Part, complete: bool = True) -> Answers | None:
+    """The answers to `part`; None where there is no file of them yet. See `changes.read`.
 
     The wrong answers of Level I come from the questions themselves, so it needs no file.
     """
-    path = next(FOLDER.glob(f"{part.unit}_*/{part.symbol}.py"), None)
-    if path is not None:
-        module = _loaded(path)
-        return Answers(part, module.WRONG, module.RIGHT, getattr(module, "EQUIVALENT", {}))
-    changes = path_of(part.unit, part.symbol)
-    if changes is None and not isinstance(part.check, Questions):
+    path = path_of(part.unit, part.symbol)
+    if path is None and not isinstance(part.check, Questions):
         return None
-    return _from_changes(part, changes)
+    return _read(part, path, complete)
 
 
-def _from_changes(part: Part, path: Path | None) -> Answers:
-    """The answers in a file of `tests.known_answers`; the first right one is the solution."""
+def _read(part: Part, path: Path | None, complete: bool) -> Answers:
+    """The answers in the file at `path`; the first right one is the solution."""
     solution, check = solution_of(part), part.check
-    known = read(path, Answers(part, {}, [], {}).criteria) if path else KnownAnswers([], {})
+    criteria = Answers(part, {}, [], {}).criteria
+    known = read(path, criteria, complete) if path else KnownAnswers([], {})
 
     def run(source: str) -> Any:
         if isinstance(check, Questions):
@@ -158,11 +154,16 @@ def _from_changes(part: Part, path: Path | None) -> Answers:
 
     made = [(one, named(one.name, one.value(solution.source, run))) for one in known.answers]
     wrong = {answer: one.losses for one, answer in made if one.losses}
-    right = [answer for one, answer in made if not one.losses]
     solved = named("solution", run(solution.source))
+    undecided = [answer for one, answer in made if one.undecided]
+    right = [solved, *(a for one, a in made if not one.losses and a not in undecided)]
+    whole = [answer for one, answer in made if answer in right and one.is_whole]
+    cells = {one.name: one.source(solution.source) for one in known.answers}
     if isinstance(check, Questions):
         wrong |= _by_formula(part.symbol, check, solved)
-    return Answers(part, wrong, [solved, *right], known.equivalent)
+    cells["solution"] = solution.source
+    independent = [solved, *whole]
+    return Answers(part, wrong, right, known.equivalent, cells, independent, undecided)
 
 
 def _by_formula(symbol: str, check: Questions, solved: Answer) -> dict[Answer, dict[str, str]]:
@@ -196,45 +197,3 @@ def known_answers(unit: str = "") -> list[Answers]:
     """The answers to all parts of `unit` ("01"), or of every unit."""
     found = (answers_of(part) for part in known_parts() if part.name.startswith(unit))
     return [answers for answers in found if answers is not None]
-
-
-def cell_of(answer: Callable[..., Any], part: Part) -> str:
-    """A cell that hands in one of the answers to a part, with all that it needs of its file."""
-    if changes := path_of(part.unit, part.symbol):
-        source = solution_of(part).source
-        known = read(changes, Answers(part, {}, [], {}).criteria).answers
-        return next((a.source(source) for a in known if a.name == answer.__name__), source)
-    (path,) = FOLDER.glob(f"{part.unit}_*/{part.symbol}.py")
-    tree = ast.parse(path.read_text())
-    needed, known = {answer.__name__}, set[str]()
-    while needed != known:
-        known = set(needed)
-        for node in tree.body:
-            if _binds(node) & known and not isinstance(node, ast.ImportFrom):
-                names = (one for one in ast.walk(node) if isinstance(one, ast.Name))
-                needed |= {one.id for one in names}
-    kept = [node for node in tree.body if _binds(node) & needed]
-    for node in kept:
-        if isinstance(node, ast.ImportFrom):
-            node.names = [one for one in node.names if (one.asname or one.name) in needed]
-    lines = [ast.unparse(node) for node in kept]
-    return "\n\n".join([*lines, f"{part.symbol} = {answer.__name__}"])
-
-
-def _binds(node: ast.stmt) -> set[str]:
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {one.asname or one.name.partition(".")[0] for one in node.names}
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return {node.name}
-    targets = node.targets if isinstance(node, ast.Assign) else ()
-    return {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-
-
-def _loaded(path: Path) -> ModuleType:
-    """The file as a module that stays unimportable, as a notebook's functions are."""
-    spec = importlib.util.spec_from_file_location(f"answers_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
