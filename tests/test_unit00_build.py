@@ -63,8 +63,8 @@ def test_efficiency_is_that_of_traces() -> None:
 
 
 def test_levers_say_how_far_a_job_would_come() -> None:
-    job = Job(optimizer=0.03)
-    without = trace_of(Job(optimizer=0.0), 8)
+    job = Job(serial=0.03)
+    without = trace_of(Job(serial=0.0), 8)
     case = Scaled.of(job, (1, 8))
     cause, reached = case.right.levers[0]
     assert cause == "serial"

@@ -1,6 +1,6 @@
 """Synthetic training jobs with a known bottleneck, as the trace events of a few steps.
 
-    rank 0   input | forward | backward ......... |        | optimizer |
+    rank 0   input | forward | backward ......... |        | optimizer | log |
     wire                          bucket 0 | bucket 1 ......|
 
 A bucket is ready after its part of the backward pass. The wire carries one bucket after another,
@@ -22,6 +22,7 @@ __all__ = ["CAUSES", "Job", "Row", "draw_job", "rows_of", "trace_events"]
 Row = tuple[int, str, str, int, float, float]  # rank, kind, name, bytes, start, end
 _Plain = Sequence[Any]  # a row as it is serialized between processes
 
+_SERIAL = ("optimizer", 0.75), ("log", 0.25)  # the parts of a job's serial work
 CAUSES = ("input", "cores", "serial", "imbalance", "latency", "bandwidth")
 
 
@@ -37,7 +38,7 @@ class Job:
 
     forward: float = 0.1
     input: float = 0.004
-    optimizer: float = 0.004
+    serial: float = 0.004  # for the optimizer and the log: the same on any number of ranks
     latency: float = 2e-5  # of a message; a ring on N ranks sends 2(N-1) of them in a row
     bandwidth: float = 4e9
     buckets: tuple[int, ...] = (4_000_000, 9_000_000, 1_500_000)
@@ -70,9 +71,10 @@ def rows_of(job: Job, ranks: int) -> list[Row]:
                 rows.append((rank, "comm", "all_reduce", size, starts[rank], end))
                 ready[rank][-1] = end
         for rank in range(ranks):
-            begin = max(now[rank], ready[rank][-1])
-            now[rank] = begin + job.optimizer
-            rows.append((rank, "compute", "optimizer", 0, begin, now[rank]))
+            now[rank] = max(now[rank], ready[rank][-1])
+            for name, share in _SERIAL:
+                begin, now[rank] = now[rank], now[rank] + share * job.serial
+                rows.append((rank, "compute", name, 0, begin, now[rank]))
     return rows
 
 
@@ -121,7 +123,7 @@ def draw_job(draw: random.Random, cause: str, second: str, weak: bool = False) -
     job = Job(
         forward=draw.uniform(0.08, 0.12),
         input=draw.uniform(0.002, 0.005),
-        optimizer=draw.uniform(0.0004, 0.001),
+        serial=draw.uniform(0.0004, 0.001),
         latency=draw.uniform(1e-5, 3e-5),
         bandwidth=draw.uniform(4e9, 7e9),
         buckets=tuple(250_000 * size for size in draw.sample(range(4, 30), 3)),
@@ -137,7 +139,7 @@ def _caused(draw: random.Random, cause: str, strength: float, weak: bool) -> dic
     changes: dict[str, dict[str, Any]] = {
         "input": {"input": draw.uniform(0.025, 0.04) * times, "input_shared": False},
         "cores": {"cores": draw.randint(3, 4) if strength == 1.0 else 5},
-        "serial": {"optimizer": draw.uniform(0.025, 0.04) * times},
+        "serial": {"serial": draw.uniform(0.025, 0.04) * times},
         "imbalance": {"uneven": 1 + draw.uniform(0.5, 0.8) * strength},
         "latency": {"latency": draw.uniform(8e-4, 1.6e-3) * times, "overlap": False},
         "bandwidth": {"bandwidth": draw.uniform(3e8, 5e8) / times, "overlap": False},
