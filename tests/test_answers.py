@@ -145,6 +145,40 @@ def test_a_right_number_with_too_few_decimals_is_called_so(answer: float, words:
     assert words in number.judge(answer, {}).message
 
 
+ABOUT_B = (Mistake("b", "`b` waits."),)
+ONE = Choice(dict.fromkeys("abc", ""), "a", ABOUT_B, "Look.")
+SOME = Choices(dict.fromkeys("abc", ""), frozenset("a"), ABOUT_B, "Look.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "mistake"),
+    [
+        (RING, 24e6, "that is both ways."),  # as 24 MB
+        (RING, "0.024 GB", "that is both ways."),
+        (RING, 12e6 / 2**20, "this would be right in MiB (powers of 1024); MB are powers of "
+                             "1000."),
+        (RING, 12, ""),
+        (RING, 12.2, ""),  # a hint is for no known mistake
+        (RING, "twelve", ""),
+        (RING, [336], ""),
+        (RING, [], ""),
+        (ONE, "B", "`b` waits."),
+        (ONE, "c", ""),
+        (ONE, "z", ""),
+        (SOME, {"a", "b"}, "`b` waits."),
+        (SOME, {"c"}, ""),
+        (SOME, {"z"}, ""),
+    ],
+)  # fmt: skip
+def test_a_criterion_keeps_the_known_mistake_without_the_learners_numbers(
+    kind: Any, answer: Any, mistake: str
+) -> None:
+    criterion = Question("size", 1, "", kind).settle(answer, S)
+    assert criterion.mistake == mistake
+    assert criterion.message.endswith(mistake)
+    assert type(criterion.message) is str
+
+
 # Shapes: the message on them comes before any hint ---------------------------------------------
 
 PAIR = Number(

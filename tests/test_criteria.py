@@ -10,6 +10,7 @@ from dtlab.checks.functions.bench import Bench
 from dtlab.checks.functions.checks import Check, RecordedCheck
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, criterion, fault, rule
 from dtlab.checks.functions.trials import Observation, Recording, Trial
+from dtlab.checks.words import Said
 from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError
 
 
@@ -177,6 +178,37 @@ def test_a_criterion_waits_for_several_others() -> None:
     assert statuses("wrong", "") == ["lost", "ok", "blocked"]
     assert statuses("", "wrong") == ["ok", "lost", "blocked"]
     assert statuses("", "") == ["ok", "ok", "lost"]
+
+
+@dataclass(frozen=True)
+class Naming(Doubling):
+    """A case that names the mistake of an answer that doubles twice."""
+
+    def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
+        for name, message in super().faults(results):
+            yield name, Said(message, "doubled twice") if results[0]["y"] == 4 else message
+
+
+def test_a_criterion_keeps_the_known_mistake_of_its_first_fault() -> None:
+    def settled(y: int) -> tuple[str, str]:
+        look = rule("small", 1, "right", advice=lambda _, fault: f"Look at {fault[-1]}.")
+        seen = Observation(Trial(1, [Naming("small")]), [[Noted({"y": y})]])
+        one = look.settle([seen])
+        return one.message, one.mistake
+
+    where = "1 rank, Naming(topic='small')"
+    assert settled(4) == (f"{where}: 4 is not twice 1\nLook at 1.", "doubled twice")
+    assert settled(5) == (f"{where}: 5 is not twice 1\nLook at 1.", "")
+    assert settled(2) == ("right", "")
+
+
+def test_a_further_fault_and_an_objection_keep_their_known_mistakes() -> None:
+    said = Said("it is cold", "cold")
+    also = rule("small", 1, "right", also=lambda _: said).settle([saw("small", 2)])
+    assert (also.status, also.message, also.mistake) == ("lost", "it is cold", "cold")
+    objected = criterion("small", 1, "right", lambda *_: said).settle([saw("small", 2)])
+    assert objected.message == "1 rank, Doubling(topic='small'): it is cold"
+    assert objected.mistake == "cold"
 
 
 class Pretended:

@@ -67,7 +67,8 @@ class Criterion:
     `status` is "ok", "lost", "blocked" if another failure kept the criterion from being judged, or
     "open" if there is no answer yet. `message` has names of code in backticks. A criterion without
     points is a remark. `case` is the number of a case that shows the loss and can be run again; 0
-    if there is none.
+    if there is none. `mistake` is the known mistake that lost the criterion, in words that are the
+    same for all learners; "" if no known mistake matched. Reports do not show it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Criterion:
     status: Status
     message: str
     case: int = 0
+    mistake: str = ""
 
 
 @dataclass(frozen=True)

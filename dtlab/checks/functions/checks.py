@@ -10,6 +10,7 @@ from dtlab.checks.functions.bench import HERE, Bench, warm_up
 from dtlab.checks.functions.numbered import case_of, numbered, printed_words
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.report import Criterion, Status
+from dtlab.checks.words import mistake_of
 from dtlab.errors import RanksError
 
 __all__ = ["UNANSWERED", "Check", "Judge", "Judging", "RecordedCheck", "Rule", "Verdict",
@@ -17,10 +18,11 @@ __all__ = ["UNANSWERED", "Check", "Judge", "Judging", "RecordedCheck", "Rule", "
 
 
 class Verdict(NamedTuple):
-    """The decision of a judge on one criterion."""
+    """The decision of a judge on one criterion, and the known mistake that matched, or ""."""
 
     status: Status
     message: str
+    mistake: str = ""
 
 
 Judge = Callable[[Sequence[Observation]], Verdict]
@@ -50,8 +52,11 @@ def ok(message: str) -> Verdict:
 
 
 def lost(message: str) -> Verdict:
-    """Returns the verdict that the points are lost; `message` says why and where to look next."""
-    return Verdict("lost", message)
+    """Returns the verdict that the points are lost; `message` says why and where to look next.
+
+    If the message is a `Said`, the verdict keeps its mistake.
+    """
+    return Verdict("lost", str(message), mistake_of(message))
 
 
 def blocked(message: str) -> Verdict:
@@ -108,7 +113,9 @@ class Rule:
         earned = self.points if verdict.status == "ok" else 0
         waits = verdict.status == "blocked" and verdict.message.startswith("judged")
         message = f"{self.right} ({verdict.message})" if waits else verdict.message
-        return Criterion(self.name, self.points, earned, verdict.status, message)
+        return Criterion(
+            self.name, self.points, earned, verdict.status, message, mistake=verdict.mistake
+        )
 
 
 def _for_the_learner(

@@ -8,7 +8,8 @@ A case reports faults, each under the name of a criterion. `rule` makes the crit
 
 The criterion is lost with the first fault of its name, or if a rank crashes in a case with this
 `topic`. It is blocked while there is a fault of one of the names listed after its message.
-`by_trace` also reports faults: those that the trace of a trial shows.
+`by_trace` also reports faults: those that the trace of a trial shows. If a fault is a known
+mistake, its message is a `Said`, and the criterion keeps the mistake.
 
 For runs of a whole program, `criterion` takes objections instead of a case's faults. An objection
 is a function of a case, of what its ranks returned, and of the observation. It says what is wrong
@@ -27,7 +28,7 @@ from typing import Any, ClassVar
 from dtlab.checks.functions.checks import Judging, Rule, Verdict, blocked, lost, ok, waits_for
 from dtlab.checks.functions.finished import called_by
 from dtlab.checks.functions.trials import UNREADABLE, Case, Observation
-from dtlab.checks.words import amount
+from dtlab.checks.words import Said, amount, mistake_of
 
 __all__ = [
     "Fault",
@@ -161,7 +162,8 @@ def rule(
         faults = filter(None, (fault(seen, other) for other in lost_by or (name,)))
         wrong = next(faults, "") or also(seen)
         if wrong:
-            return lost(f"{wrong}\n{advice(shown, wrong)}".rstrip())
+            message = f"{wrong}\n{advice(shown, wrong)}".rstrip()
+            return lost(Said(message, mistake_of(wrong)))
         unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
         if (unseen or finish) and any(trial.hung for trial in seen):
             return blocked("judged once the ranks finish the trials before it")
@@ -215,7 +217,10 @@ def _found(observation: Observation) -> list[Fault]:
             where = observation.trial.words(number)
             reported = _readable(case, case.faults, results)
             hint = after_reduce(observation)
-            found += ((name, f"{where}: {message}{hint}") for name, message in reported)
+            found += (
+                (name, Said(f"{where}: {message}{hint}", mistake_of(message)))
+                for name, message in reported
+            )
         found += _readable(cases[0], cases[0].by_trace, observation)
     faults: list[Fault] = vars(observation)["faults"]
     return faults
@@ -308,7 +313,11 @@ def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> I
         by_case = zip(trial.cases, observation.results, strict=True)
         for number, (case, results) in enumerate(by_case):
             messages = (_objection(each, case, results, observation) for each in objections)
-            yield from (f"{trial.words(number)}: {text}{hint}" for text in messages if text)
+            yield from (
+                Said(f"{trial.words(number)}: {text}{hint}", mistake_of(text))
+                for text in messages
+                if text
+            )
 
 
 def _objection(objection: Objection, case: Any, results: Any, observation: Observation) -> str:

@@ -46,7 +46,9 @@ class Question:
         """Returns the criterion with this verdict: it earns all of its points or none."""
         earned = self.points if verdict.status == "ok" else 0
         message = f"{self.name}: {verdict.message}"
-        return Criterion(self.name, self.points, earned, verdict.status, message)
+        return Criterion(
+            self.name, self.points, earned, verdict.status, message, mistake=verdict.mistake
+        )
 
 
 class Given(Mapping[str, Any]):

@@ -23,6 +23,7 @@ from dtlab.checks.questions.quantities import (
     written,
 )
 from dtlab.checks.questions.shapes import depth, kind_in_words, misfit, rewrite
+from dtlab.checks.words import Said
 
 __all__ = ["Choice", "Choices", "Kind", "Mistake", "Number", "Values"]
 
@@ -40,11 +41,16 @@ def _value(fixed_or_function: T | Callable[[Values], T], given: Values) -> T:
 class Mistake:
     """A known wrong answer: a value or a function of the given values, and why it is wrong.
 
-    `why` follows the learner's answer, "25.2 MB: ...", and does not contain the right answer.
+    `why` follows the learner's answer, "25.2 MB: ...", and does not contain the right answer. It
+    is the same for all learners, so that the verdict can keep it as the name of the mistake.
     """
 
     value: Any
     why: str
+
+    def lost_by(self, shown: str) -> Verdict:
+        """Returns the verdict on an answer, `shown` in words, that has this mistake."""
+        return lost(Said(f"{shown}: {self.why}", self.why))
 
 
 class Kind(Protocol):
@@ -107,7 +113,7 @@ class Number:
                 continue  # the same numbers by coincidence, in another shape
             for got in readings:
                 if close(got, value, self.tolerance):
-                    return lost(f"{written(got, self.unit)}: {mistake.why}")
+                    return mistake.lost_by(written(got, self.unit))
         shown = written(readings[0], self.unit if len(readings) == 1 else "")
         if self.tolerance and _is_rounded(readings[0], wanted):
             return lost(f"{shown} is rounded too far: {100 * self.tolerance:g} % off is allowed.")
@@ -202,7 +208,7 @@ class Choice:
             return ok(got)
         for mistake in self.mistakes:
             if got == _value(mistake.value, given):
-                return lost(f"{got}: {mistake.why}")
+                return mistake.lost_by(got)
         return lost(f"{got} is not it. {self.hint}")
 
     def distinct(self, given: Values) -> bool:
@@ -239,7 +245,7 @@ class Choices:
         for mistake in self.mistakes:
             value = _value(mistake.value, given)
             if value in got ^ wanted if isinstance(value, str) else frozenset(value) == got:
-                return lost(f"{shown}: {mistake.why}")
+                return mistake.lost_by(shown)
         return lost(f"{shown} is not it. {self.hint}")
 
     def distinct(self, given: Values) -> bool:
