@@ -9,11 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from dtlab.checks import find_part, known_parts
+from dtlab.checks.functions.criteria import Noted
+from dtlab.checks.functions.groups import members_of
 from dtlab.checks.functions.resident import ResidentCase
-from dtlab.checks.functions.trials import Trial
+from dtlab.checks.functions.trials import Observation, Trial
+from dtlab.checks.words import Said, mistake_of
 from dtlab.training.models import Attention, GPTConfig
 from dtlab.units.unit06.column_linear import PART as COLUMN
 from dtlab.units.unit06.column_linear import Column, LinearCase
+from dtlab.units.unit06.f import Region
 from dtlab.units.unit06.on_ranks import mark_products
 from dtlab.units.unit06.parallel_attention import PART as ATTENTION
 from dtlab.units.unit06.parallel_attention import OfAttention, Refusing
@@ -194,6 +198,32 @@ def test_differences_in_words() -> None:
     assert difference(2 * ones, ones, {"twice": 2 * ones}) == "is twice"
     assert difference(1.5 * ones, ones, {"twice": 2 * ones}) == "is off by up to 0.5"
     assert difference("y", ones, {}) == "is a str, not a tensor"
+
+
+def test_the_known_mistake_of_a_difference_is_its_description() -> None:
+    ones = torch.ones(2, 3, dtype=torch.float64)
+    known = {"twice": 2 * ones, Said("the part of rank 3", "of another rank"): 3 * ones}
+    off = [difference(factor * ones, ones, known) for factor in (1, 2, 3, 4)]
+    assert [mistake_of(words) for words in off] == ["", "twice", "of another rank", ""]
+    assert off[2] == "is the part of rank 3"
+
+
+def test_a_criterion_of_g_keeps_the_known_mistake() -> None:
+    """Four ranks take the mean, in two groups; the message has the ranks, the mistake has not."""
+    (trial,) = (trial for trial in plan_of(find_part("06/g")) if trial.cases[0].topic == "group")
+    (case,) = trial.cases
+    assert isinstance(case, Region)
+    results = []
+    for rank in range(trial.world_size):
+        members = members_of(case.groups, rank, trial.world_size)
+        parts = torch.stack([2 * case.differing(member) for member in members])
+        results.append(Noted({
+            "the output": parts.mean(0), "the gradient of x": 2 * case.same(members[0]),
+        }))  # fmt: skip
+    criteria = find_part("06/g").check.settle([Observation(trial, [results])])
+    group = next(one for one in criteria if one.name == "group")
+    assert (group.status, group.mistake) == ("lost", "the mean of the parts, not their sum")
+    assert "rank 0: the output is the mean of the parts, not their sum. It must" in group.message
 
 
 def test_the_parts_are_those_of_the_catalogue() -> None:

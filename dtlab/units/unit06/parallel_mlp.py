@@ -23,7 +23,7 @@ from dtlab.checks.functions.resident import (
 )
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
-from dtlab.checks.words import amount
+from dtlab.checks.words import Said, amount
 from dtlab.predict.units import counted
 from dtlab.units.unit06.passes import (
     FINISHED,
@@ -52,6 +52,7 @@ _KEPT = (
     "a dense layer is still in memory, since an attribute or a function of your module refers to "
     "it. Keep only copies of the rank's parts."
 )
+_TAKE = "take the part of dist.get_rank(group)"
 _NAMES = "Make each shard an attribute of the module, with the name that the text gives."
 
 
@@ -134,8 +135,8 @@ class ModuleCase(Layer):
             if got is None:
                 yield "shards", f"there is no tensor {name}. {_NAMES}"
                 continue
-            known = {
-                f"the part of rank {rank}: take the part of dist.get_rank(group)": part[name]
+            known: Tensors = {
+                Said(f"the part of rank {rank}: {_TAKE}", "the part of another rank"): part[name]
                 for rank, part in zip(members, parts, strict=True)
             }
             yield from compare(result, name, "shards", local[name], self.about(name), known)
