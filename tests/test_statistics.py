@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from dtlab.checks.report import Criterion, Status
 from dtlab.classroom import verdicts
-from dtlab.classroom.judging.judge import PartVerdict
+from dtlab.classroom.judging.judge import PartVerdict, _public
 from dtlab.classroom.settings import begin_course
 from dtlab.classroom.statistics import figure_of, statistics_of
 from dtlab.cli import main
@@ -16,8 +17,11 @@ from dtlab.cli import main
 RING = "01/ring_all_reduce"
 
 
-def criterion(name: str, points: float, status: Status, message: str = "") -> Criterion:
-    return Criterion(name, points, points if status == "ok" else 0, status, message)
+def criterion(
+    name: str, points: float, status: Status, message: str = "", mistake: str = ""
+) -> Criterion:
+    earned = points if status == "ok" else 0
+    return Criterion(name, points, earned, status, message, mistake=mistake)
 
 
 def record(student: str, *criteria: Criterion) -> verdicts.Record:
@@ -78,3 +82,105 @@ def test_the_figure_says_which_is_missed_most() -> None:
     (axes,) = figure.axes
     words = [text.get_text() for text in axes.texts]
     assert words == [RING, "result", "50 %", "bytes", "75 %"]
+
+
+# Known mistakes --------------------------------------------------------------------------------
+
+BACKWARD = {  # known mistakes, and how many of thirty students make them
+    "": 4,
+    "frees nothing": 1,
+    "frees too early": 1,
+    "sends whole parameters": 2,
+    "copies into the old parameters": 3,
+    "gathers only once: in the second step, the views still hold the parameters of the first": 6,
+}
+
+
+def thirty() -> list[verdicts.Record]:
+    """A class of 30: 17 lose "bytes", four of them by no known mistake; 13 earn all points."""
+    planted = [mistake for mistake, count in BACKWARD.items() for _ in range(count)]
+    ok = criterion("result", 4, "ok")
+    records = [
+        record(f"student-{number:02}", ok, criterion(
+            "bytes", 6, "lost", f"rank 0: {number} MB: {mistake or 'wrong'}", mistake
+        ))
+        for number, mistake in enumerate(planted, 1)
+    ]  # fmt: skip
+    good = [
+        record(f"student-{number:02}", ok, criterion("bytes", 6, "ok"))
+        for number in range(len(planted) + 1, 31)
+    ]
+    return [*records, *good]
+
+
+def printed(
+    folder: Path, records: list[verdicts.Record], capsys: pytest.CaptureFixture[str]
+) -> list[str]:
+    """The lines of `dtlab statistics` on these records, which `write` stores."""
+    begin_course(folder)
+    for one in records:
+        verdicts.write(folder, one)
+    assert main(["statistics", "week-1", "--course", str(folder)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_known_mistakes_of_a_criterion_are_counted_below_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(tmp_path, thirty(), capsys)
+    assert lines[3].startswith("  bytes     13 earned   17 lost    0 blocked    0 open   rank 0")
+    assert lines[4:] == [
+        "       6  gathers only once: in the second step, the views still hold the parameters of "
+        "the first",
+        "       3  copies into the old parameters",
+        "       2  sends whole parameters",
+        "       2  (other known mistakes)",
+        "       4  (no known mistake: student-01, student-02, student-03 and 1 more)",
+        "  result    30 earned    0 lost    0 blocked    0 open",
+    ]
+
+
+def test_an_answer_that_cannot_be_used_is_no_known_mistake(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(tmp_path, CLASS, capsys)
+    assert lines[4] == "       2  (no known mistake: ben, dan)"
+    assert lines[6] == "       2  (no known mistake: cyd, dan)"
+
+
+def test_what_a_mistake_or_a_name_contains_does_not_steer_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = criterion("bytes", 6, "lost", "m", "\x1b[31mred " + "x" * 200 + "\nsecond line")
+    odd = [record("ada", said), record("\x1b" + "n" * 60, criterion("bytes", 6, "lost", "m"))]
+    _, _, _, _, mistake, name = printed(tmp_path, odd, capsys)
+    assert mistake == f"       1  ?[31mred {'x' * 140}…"
+    assert len(mistake) == 160
+    assert name == f"       1  (no known mistake: ?{'n' * 22}…)"
+
+
+def test_a_record_keeps_the_mistake_and_one_without_it_is_read(tmp_path: Path) -> None:
+    verdicts.write(tmp_path, record("ada", criterion("bytes", 6, "lost", "25 MB", "all of it")))
+    (path,) = (tmp_path / "verdicts" / "week-1").glob("*.json")
+    fields = json.loads(path.read_text())
+    (stored,) = verdicts.read_all(tmp_path, "week-1")
+    assert stored.parts[RING].criteria[0].mistake == "all of it"
+    assert fields["notebooks"]["level-2"][0]["criteria"][0].pop("mistake") == "all of it"
+    path.write_text(json.dumps(fields))  # as the version before wrote it
+    (old,) = verdicts.read_all(tmp_path, "week-1")
+    assert (old.parts[RING].criteria[0].message, old.parts[RING].criteria[0].mistake) == (
+        "25 MB", "",
+    )  # fmt: skip
+
+
+def test_the_mistake_is_that_of_the_hidden_inputs_or_else_of_the_learners() -> None:
+    def mistake(hidden: str, known: str) -> str:
+        return _public(
+            criterion("bytes", 6, "lost", "hidden", hidden),
+            criterion("bytes", 6, "lost", "public", known),
+        ).mistake
+
+    assert [mistake("a", "b"), mistake("", "b"), mistake("a", "")] == ["a", "b", "a"]
+    right = criterion("bytes", 6, "ok")
+    assert _public(criterion("bytes", 6, "lost", "hidden", "a"), right).mistake == "a"
+    assert _public(right, criterion("bytes", 6, "lost", "public", "a")).mistake == ""

@@ -1,4 +1,4 @@
-"""Statistics of a class by part and by criterion, as a table and a figure.
+"""Statistics of a class by part, by criterion and by known mistake, as a table and a figure.
 
     dtlab statistics week-1 --figure lost.png
 
@@ -7,6 +7,7 @@ It reads the records of `dtlab grade` in verdicts/ and does not judge again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dtlab.classroom import verdicts
 from dtlab.classroom.judging.judge import PartVerdict
-from dtlab.classroom.lines import clean, fitted
+from dtlab.classroom.lines import LONGEST_NAME, clean, fitted
 from dtlab.classroom.settings import course_folder
 from dtlab.errors import DtlabError
 
@@ -26,11 +27,17 @@ __all__ = ["CriterionCount", "PartStatistics", "figure_of", "statistics", "stati
 
 
 _LOST = "#B3261E"  # the colour of "lost" in reports
+_WIDEST = 160  # columns of a line of the table
+_MANY = 3  # most mistakes below a criterion, and most names in a line
 
 
 @dataclass(frozen=True)
 class CriterionCount:
-    """The number of students who earned a criterion, lost it, had it blocked, or left it open."""
+    """The number of students who earned a criterion, lost it, had it blocked, or left it open.
+
+    `mistakes` are the known mistakes that lost it, each with the number of students, the most
+    frequent first. `unmatched` are the students who lost it by no known mistake.
+    """
 
     name: str
     points: float
@@ -39,6 +46,8 @@ class CriterionCount:
     blocked: int
     message: str  # the most frequent message of lost points
     open: int = 0
+    mistakes: tuple[tuple[str, int], ...] = ()
+    unmatched: tuple[str, ...] = ()
 
     @property
     def missed(self) -> float:
@@ -83,22 +92,21 @@ def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
     """Computes the statistics of each part, in the order of the notebooks."""
     names = dict.fromkeys(name for record in records for name in record.parts)
     return [
-        _of_part(name, [record.parts[name] for record in records if name in record.parts])
+        _of_part(name, [
+            (record.student, record.parts[name]) for record in records if name in record.parts
+        ])
         for name in names
-    ]
+    ]  # fmt: skip
 
 
-def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
-    # If an answer could not be used, its report has the single criterion "answer".
+def _of_part(name: str, of_students: Sequence[tuple[str, PartVerdict]]) -> PartStatistics:
+    judged = [part for _, part in of_students]
     rules = {
         criterion.name: criterion.points
         for part in judged
         for criterion in part.criteria
         if criterion.points
     }
-    without = [
-        part for part in judged if [criterion.name for criterion in part.criteria] == ["answer"]
-    ]
     counts = []
     for rule, points in rules.items():
         if rule == "answer" and len(rules) > 1:
@@ -106,15 +114,30 @@ def _of_part(name: str, judged: Sequence[PartVerdict]) -> PartStatistics:
         criteria = [
             criterion for part in judged for criterion in part.criteria if criterion.name == rule
         ]
-        states = [criterion.status for criterion in criteria] + ["lost"] * (
-            len(without) * (rule != "answer")
-        )
         messages = [criterion.message for criterion in criteria if criterion.status == "lost"]
         most = max(messages, key=messages.count, default="")
-        earned, lost, *rest = (states.count(state) for state in ("ok", "lost", "blocked", "open"))
-        counts.append(CriterionCount(rule, points, earned, lost, rest[0], most, rest[1]))
+        states = [criterion.status for criterion in criteria]
+        earned, blocked, left = (states.count(state) for state in ("ok", "blocked", "open"))
+        losses = list(_losses(rule, of_students))
+        mistakes = Counter(mistake for _, mistake in losses if mistake).most_common()
+        unmatched = tuple(student for student, mistake in losses if not mistake)
+        counts.append(CriterionCount(
+            rule, points, earned, len(losses), blocked, most, left, tuple(mistakes), unmatched
+        ))  # fmt: skip
     scores = tuple(part.score for part in judged)
     return PartStatistics(name, judged[0].max_score, scores, tuple(counts))
+
+
+def _losses(
+    rule: str, of_students: Sequence[tuple[str, PartVerdict]]
+) -> Iterator[tuple[str, str]]:
+    """Yields each student who lost this criterion, with the known mistake, or ""."""
+    for student, part in of_students:
+        # If an answer could not be used, its report has the single criterion "answer".
+        unusable = [criterion.name for criterion in part.criteria] == ["answer"]
+        for criterion in part.criteria:
+            if criterion.status == "lost" and (unusable or criterion.name == rule):
+                yield student, criterion.mistake
 
 
 def _table(parts: Sequence[PartStatistics], students: int) -> Iterator[str]:
@@ -127,12 +150,30 @@ def _table(parts: Sequence[PartStatistics], students: int) -> Iterator[str]:
             f"{median(part.scores):g}, all points {part.scores.count(part.max_score)} times"
         )
         for criterion in sorted(part.criteria, key=lambda criterion: -criterion.missed):
-            first = clean((criterion.message.splitlines() or [""])[0])
+            first = _first_line(criterion.message)
             counts = (
                 f"{criterion.earned:>4} earned {criterion.lost:>4} lost "
                 f"{criterion.blocked:>4} blocked {criterion.open:>4} open"
             )
-            yield f"  {fitted(criterion.name, width)}{counts}   {first}"[:160].rstrip()
+            yield f"  {fitted(criterion.name, width)}{counts}   {first}"[:_WIDEST].rstrip()
+            for count, words in _mistakes(criterion):
+                yield fitted(f"{count:>8}  {words}", _WIDEST).rstrip()
+
+
+def _mistakes(criterion: CriterionCount) -> Iterator[tuple[int, str]]:
+    """Yields a number of students, and the known mistake by which they lost the criterion."""
+    for mistake, count in criterion.mistakes[:_MANY]:
+        yield count, _first_line(mistake)
+    if rare := criterion.mistakes[_MANY:]:
+        yield sum(count for _, count in rare), "(other known mistakes)"
+    if students := criterion.unmatched:
+        names = [fitted(clean(name), LONGEST_NAME).rstrip() for name in students[:_MANY]]
+        more = f" and {len(students) - _MANY} more" * (len(students) > _MANY)
+        yield len(students), f"(no known mistake: {', '.join(names)}{more})"
+
+
+def _first_line(text: str) -> str:
+    return clean((text.splitlines() or [""])[0])
 
 
 def figure_of(assignment: str, parts: Sequence[PartStatistics]) -> Figure:

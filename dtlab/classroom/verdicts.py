@@ -2,8 +2,9 @@
 
 verdicts/<assignment>/<student>.json     the student, a digest of the files, seeds, points, reasons
 
-The gradebook has the points, these files have the reasons. With these files, a stopped grading run
-can continue, a regrade can repeat exactly the same checks, and changed scores can be listed.
+The gradebook has the points, these files have the reasons and the known mistakes. With these
+files, a stopped grading run can continue, a regrade can repeat exactly the same checks, and
+changed scores can be listed.
 """
 
 from __future__ import annotations

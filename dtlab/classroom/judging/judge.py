@@ -225,12 +225,15 @@ def _hidden_modules_of(*parts: str) -> HiddenModules:
 
 
 def _public(hidden: Criterion, known: Criterion) -> Criterion:
-    """Returns the result for the hidden inputs with the message for the learner's inputs."""
+    """Returns the result for the hidden inputs with the message for the learner's inputs.
+
+    If the hidden inputs show no known mistake, the result has the one of the learner's inputs.
+    """
     if hidden.status == "ok":
         return hidden
     if known.status == "ok":
         return replace(hidden, message=_ELSEWHERE)
-    return replace(hidden, message=known.message)
+    return replace(hidden, message=known.message, mistake=hidden.mistake or known.mistake)
 
 
 def _nothing(part: Part, why: str) -> tuple[Criterion, ...]:
