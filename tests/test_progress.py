@@ -19,7 +19,13 @@ from nbformat import NotebookNode
 import dtlab
 from dtlab.checks import Part, find_part, known_parts
 from dtlab.checks.course import Course
-from dtlab.checks.learners import best_shares, record, stored_results
+from dtlab.checks.learners import (
+    best_shares,
+    record,
+    record_mistakes,
+    stored_mistakes,
+    stored_results,
+)
 from dtlab.checks.practice import practice
 from dtlab.checks.progress import Lesson, Progress, Row, Unit, progress
 from dtlab.checks.workbook import reset as reset_cell
@@ -74,6 +80,7 @@ def test_autograde_keeps_nothing(
     (tmp_path / "gradebook.db").touch()
     monkeypatch.chdir(folder)
     record("01/step", 1, 1)
+    record_mistakes("01/step", ["`n` is missing."])
     assert not data.exists()
 
 
@@ -106,6 +113,19 @@ def test_several_notebooks_may_write_at_once(data: Path) -> None:
         json.loads(line)
 
 
+def test_each_known_mistake_of_a_part_is_kept_once(data: Path) -> None:
+    for answer in ("both", "none", "none", "worker 0", "none"):
+        dtlab.check("01/averages", {"divide": answer}, learner="ada")
+    kept = data.read_text()
+    assert stored_mistakes() == {
+        "SUM only adds.": ["01/averages"],
+        "then the copies of the model are no longer equal.": ["01/averages"],
+    }
+    dtlab.check("01/averages", {"divide": "none"}, learner="ada")
+    assert data.read_text() == kept
+    assert stored_results() == [("01/averages", 0.25)]  # an earlier version reads only these
+
+
 # What is shown ---------------------------------------------------------------------------------
 
 
@@ -120,6 +140,22 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     told = f"{next_part.title}, {next_part.minutes} minutes   {LEVEL_1}"
     assert shown[-2] == f"Next: 01/bytes_sent, {told}"
     assert shown[-1] == "All parts of a unit: dtlab progress 01"
+
+
+def test_progress_says_which_known_mistake_came_back_in_several_parts() -> None:
+    record_mistakes("01/step", ["`n` is <missing>.", "only here."])
+    record_mistakes("06/f", ["the mean, not the sum"])
+    assert "Twice" not in repr(progress())
+    assert "Twice" not in progress()._repr_html_()
+    record_mistakes("06/g", ["the mean, not the sum"])
+    sentence = "Twice or more: the mean, not the sum (in 2 parts, most recently in 06/g)."
+    assert repr(progress()).splitlines()[-1] == sentence
+    assert f"<p>{sentence}</p>" in progress()._repr_html_()
+    for part in ("06/f", "01/averages"):
+        record_mistakes(part, ["`n` is <missing>."])
+    more = "is <missing> (in 3 parts, most recently in 01/averages)."
+    assert repr(progress("01")).splitlines()[-1] == f"Twice or more: n {more}"
+    assert html.escape(more) in progress()._repr_html_()
 
 
 def test_a_stored_result_under_an_earlier_name_counts_for_no_part() -> None:

@@ -7,8 +7,10 @@ import json
 import os
 import random
 import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
 
 from dtlab.errors import DtlabError
 from dtlab.ranks.protocol import MOST_SECONDS
@@ -21,9 +23,12 @@ __all__ = [
     "notebook_folder",
     "random_for",
     "record",
+    "record_mistakes",
+    "stored_mistakes",
     "stored_results",
 ]
 
+T = TypeVar("T")
 _PLACEHOLDERS = {
     "",
     "id",
@@ -91,10 +96,11 @@ def notebook_folder() -> Path:
 
 # Stored results: one line of JSON for each improved result of a part or practice task ------------
 #
-# Each line is appended by one write, so several notebooks may write at once. A part's best line
-# counts. The last line shows what the learner works on; Run All improves nothing, and changes no
-# line. The file is in the user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it
-# cannot be written, the check continues.
+# Another line has a part and a known mistake in it, once. Each line is appended by one write, so
+# several notebooks may write at once. A part's best line counts. The last line with a result shows
+# what the learner works on; Run All improves nothing, and changes no line. The file is in the
+# user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it cannot be written, the
+# check continues.
 
 
 def record(name: str, score: float, max_score: float) -> None:
@@ -103,15 +109,29 @@ def record(name: str, score: float, max_score: float) -> None:
     with suppress(OSError, RuntimeError):  # no home folder, disk full, no permission
         if graded_student() is not None or share <= best_shares().get(name, 0.0):
             return
-        file = _file()
-        file.parent.mkdir(parents=True, exist_ok=True)
-        # The newline comes first, so that a line cut off by a crash does not damage this one.
-        line = "\n" + json.dumps({"part": name, "share": round(share, 6)})
-        handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(handle, line.encode())
-        finally:
-            os.close(handle)
+        _append({"part": name, "share": round(share, 6)})
+
+
+def record_mistakes(name: str, mistakes: Iterable[str]) -> None:
+    """Stores the known mistakes in the answer to a part, each once, except during autograding."""
+    with suppress(OSError, RuntimeError):
+        if graded_student() is None:
+            before = stored_mistakes()
+            for mistake in dict.fromkeys(mistakes):
+                if name not in before.get(mistake, ()):
+                    _append({"part": name, "mistake": mistake})
+
+
+def _append(entry: dict[str, Any]) -> None:
+    file = _file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # The newline comes first, so that a line cut off by a crash does not damage this one.
+    line = "\n" + json.dumps(entry)
+    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(handle, line.encode())
+    finally:
+        os.close(handle)
 
 
 def stored_results() -> list[tuple[str, float]]:
@@ -119,7 +139,20 @@ def stored_results() -> list[tuple[str, float]]:
 
     Skips invalid lines, which a crash may leave.
     """
-    results = []
+    return _stored("share", float)
+
+
+def stored_mistakes() -> dict[str, list[str]]:
+    """Returns the parts in which the learner made each known mistake, in the order of time."""
+    parts: dict[str, list[str]] = {}
+    for part, mistake in _stored("mistake", str):
+        parts.setdefault(mistake, []).append(part)
+    return parts
+
+
+def _stored(key: str, kind: Callable[[Any], T]) -> list[tuple[str, T]]:
+    """Returns the part and the value of `key` in each stored line that has it."""
+    found = []
     try:
         lines = _file().read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -127,8 +160,8 @@ def stored_results() -> list[tuple[str, float]]:
     for line in lines:
         with suppress(ValueError, TypeError, KeyError):
             entry = json.loads(line)
-            results.append((str(entry["part"]), float(entry["share"])))
-    return results
+            found.append((str(entry["part"]), kind(entry[key])))
+    return found
 
 
 def best_shares() -> dict[str, float]:

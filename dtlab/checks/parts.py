@@ -14,7 +14,7 @@ from dtlab.checks.functions.bench import HERE, Bench
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.defences import Defence
 from dtlab.checks.functions.replay import offer
-from dtlab.checks.learners import record
+from dtlab.checks.learners import record, record_mistakes
 from dtlab.checks.questions.answers import Given, Questions
 from dtlab.checks.report import Criterion, Reference, Report
 from dtlab.errors import DtlabError
@@ -185,6 +185,7 @@ def check(
     cases = part.cases_of(answer)
     report = Report(part.symbol, criteria, reference, points, part.name if cases else "")
     record(part.name, report.score, report.max_score)
+    record_mistakes(part.name, [one.mistake for one in criteria if one.mistake])
     if cases:
         offer(*cases, criteria)
     return report

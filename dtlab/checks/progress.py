@@ -8,15 +8,16 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from math import isclose
 from pathlib import Path
 from urllib.parse import quote
 
 from dtlab.checks.course import Course
-from dtlab.checks.learners import best_shares, notebook_folder, stored_results
+from dtlab.checks.learners import best_shares, notebook_folder, stored_mistakes, stored_results
 from dtlab.checks.parts import Part, known_parts
+from dtlab.checks.report import as_html, as_text
 from dtlab.errors import DtlabError
 
 __all__ = ["Progress", "progress"]
@@ -124,12 +125,14 @@ class Progress:
     """The progress on all units in course order, as text and as a table with links.
 
     `latest` is the part, or the practice task, that was improved last. If `only` is the number of
-    a unit, only this unit is shown, with all its parts.
+    a unit, only this unit is shown, with all its parts. `mistakes` are the parts in which the
+    learner made each known mistake.
     """
 
     units: Sequence[Unit]
     latest: str = ""
     only: str = ""
+    mistakes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def next(self) -> Part | Lesson | None:
@@ -177,7 +180,8 @@ class Progress:
                 lines += _details(unit)
             elif unit.lesson.tasks:
                 lines[-1] += f"  lesson: {unit.lesson.count}"
-        return "\n".join([*lines, "", *self._outlook()])
+        again = as_text(self._again())
+        return "\n".join([*lines, "", *self._outlook(), *filter(None, [again])])
 
     __str__ = __repr__
 
@@ -193,7 +197,15 @@ class Progress:
             name = html.escape(_name(following))
             cell = following.answer_id if isinstance(following, Part) else ""
             text = text.replace(name, _link(following, name, cell), 1)
-        return f'<div style="color:inherit">{units}<p>{text}</p></div>'
+        again = f"<p>{as_html(self._again())}</p>" if self._again() else ""
+        return f'<div style="color:inherit">{units}<p>{text}</p>{again}</div>'
+
+    def _again(self) -> str:
+        """A sentence on the known mistake made in most parts; "" if none was made in several."""
+        mistake = max(self.mistakes, key=lambda each: len(self.mistakes[each]), default="")
+        parts = self.mistakes.get(mistake, ())
+        where = f"in {len(parts)} parts, most recently in {parts[-1]}" if len(parts) > 1 else ""
+        return f"Twice or more: {mistake.rstrip('.')} ({where})." if where else ""
 
     @property
     def _here(self) -> str:
@@ -260,7 +272,7 @@ def progress(unit: str | None = None) -> Progress:
     only = str(unit).zfill(2) if unit else ""
     if only and all(only != known.lesson.unit for known in units):
         only = Course.find().unit(str(unit))[:2]
-    return Progress(units, results[-1][0] if results else "", only)
+    return Progress(units, results[-1][0] if results else "", only, stored_mistakes())
 
 
 def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
