@@ -226,6 +226,16 @@ def test_a_criterion_of_g_keeps_the_known_mistake() -> None:
     assert "rank 0: the output is the mean of the parts, not their sum. It must" in group.message
 
 
+def test_the_known_mistake_of_another_ranks_shard_has_no_rank() -> None:
+    case = next(case for case in cases(MLP) if not case.groups)
+    other = case.cut(case.whole(0), 1, 2)
+    shards = {name: other[name] for name in case.names}
+    result = Noted({**shards, "parameters": case.names, "held": 0, "kept": False})
+    _, message = next(case.wrong(result, 0, (0, 1)))
+    assert "is the part of rank 1: take the part of dist.get_rank(group). " in message
+    assert mistake_of(message) == "the part of another rank"
+
+
 def test_the_parts_are_those_of_the_catalogue() -> None:
     assert [part.symbol for part in PARTS if not part.stretch] == [
         "f", "g", "column_linear", "row_linear", "ParallelMLP",
