@@ -206,6 +206,7 @@ def test_a_further_fault_and_an_objection_keep_their_known_mistakes() -> None:
     said = Said("it is cold", "cold")
     also = rule("small", 1, "right", also=lambda _: said).settle([saw("small", 2)])
     assert (also.status, also.message, also.mistake) == ("lost", "it is cold", "cold")
+    assert type(also.message) is str
     objected = criterion("small", 1, "right", lambda *_: said).settle([saw("small", 2)])
     assert objected.message == "1 rank, Doubling(topic='small'): it is cold"
     assert objected.mistake == "cold"
