@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dtlab.checks import find_part
+from dtlab.checks.questions.answers import Questions
 from dtlab.parallel.context import work_of
 from dtlab.predict.context import (
     attention_bytes,
@@ -27,6 +29,12 @@ MANY_LEARNERS = [f"somebody {number}" for number in range(100)]
 
 def drawn(symbol: str, learner: str) -> tuple[Any, dict[str, Any]]:
     return drawn_for(f"08/{symbol}", learner)
+
+
+def check_of(symbol: str) -> Questions:
+    check = find_part(f"08/{symbol}").check
+    assert isinstance(check, Questions)
+    return check
 
 
 # 08/volumes ------------------------------------------------------------------------------------
@@ -66,6 +74,18 @@ def test_what_ulysses_sends_is_counted_token_by_token(learner: str) -> None:
     for heads in (given["heads"], given["kv_heads"], given["kv_heads"], given["heads"]):
         leaves += sum(128 * heads / ranks for other in range(ranks) if other != 0)
     assert 2 * tokens * leaves / 1e6 == pytest.approx(right["ulysses"])
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_who_forgets_the_bytes_of_an_element_reads_of_them(learner: str) -> None:
+    """With Megatron and on a ring, half of the elements would be the same number."""
+    values, right = drawn("volumes", learner)
+    check = check_of("volumes")
+    for question in check.questions[:3]:
+        elements = right[question.name] / 2  # in millions
+        found = question.settle(elements, check.named(values))
+        assert found.status == "lost"
+        assert "2 bytes" in found.message
 
 
 # 08/head_limit ---------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ _QUESTIONS = asked(
         "sent['megatron']",
         "Each of the four collectives moves N h elements. Which share of them leaves one rank?",
         {
-            "answer / 2": "this is for one half of the layer. Attention and MLP both need it.",
+            "answer / 2": "this is half of it. Does it count 2 bytes for each element, and the "
+            "collectives of both attention and MLP?",
             "answer * ranks / (ranks - 1)": "a rank does not send its own part to itself.",
             "answer / ranks": "this divides by P twice. A gathered tensor has all tokens.",
         },
@@ -40,6 +41,7 @@ _QUESTIONS = asked(
         "sent['ulysses']",
         "Each rank begins with N/P tokens. Which share of its part leaves it in an all-to-all?",
         {
+            "answer / 2": "this counts 1 byte for each element. An element has 2 bytes.",
             "answer * 2 * h / (h + h_k)": "this has as many KV heads as heads. Yours are grouped.",
             "answer * ranks": "this has all N tokens on a rank. It has N/P of them before the "
             "all-to-all.",
@@ -57,7 +59,8 @@ _QUESTIONS = asked(
         {
             "answer * h / h_k": "this has as many KV heads as heads. Yours are grouped.",
             "answer * ranks / (ranks - 1)": "with P ranks a block is passed on P - 1 times.",
-            "answer / 2": "keys and values both travel.",
+            "answer / 2": "this is half of it. Does it count 2 bytes for each element, and both "
+            "keys and values?",
             "answer / (ranks - 1)": "this is one round.",
         },
         unit="MB",
