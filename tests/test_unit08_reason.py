@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,30 @@ def test_borders_shrink_with_the_side_of_a_tile(learner: str) -> None:
     strips = [halo_elements((given["side"] / r,), 2, given["side"]) for r in (16, 64)]
     sides = [4 * 2 * given["side"] / root for root in (4, 8)]
     assert right["growth"] == pytest.approx([strips[1] / strips[0], sides[1] / sides[0]])
+
+
+def test_the_text_is_about_a_rank_that_each_draw_has() -> None:
+    """Of 4 x 4 tiles, 12 are at the edge of the field, so it cannot speak of all ranks."""
+    check = check_of("halos")
+    drawn_values = [check.draw(Random(seed)) for seed in range(3000)]
+    every = {tuple(values.items()): values for values in drawn_values}
+    assert len(every) == 6 * 3 * 2 * 2 * 3  # kernels, dilations, roots, sides, channels
+    for given in every.values():
+        (ranks,) = (text for label, text in check.rows(given) if label == "your ranks")
+        width = check.named(given)["w"]
+        for rows, columns in ((given["ranks"], 1), (given["root"], given["root"])):
+            high, wide = given["side"] // rows, given["side"] // columns
+            inner = [
+                (row, column)
+                for row in range(rows)
+                for column in range(columns)
+                if width <= row * high <= given["side"] - high - width
+                and (columns == 1 or width <= column * wide <= given["side"] - wide - width)
+            ]
+            assert 0 < len(inner) < given["ranks"]
+        assert ranks.startswith(f"{given['ranks']}; ")
+        assert "for a rank that is not at the edge" in ranks
+        assert "all" not in ranks.split()
 
 
 # 08/hidden -------------------------------------------------------------------------------------

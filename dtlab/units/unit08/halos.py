@@ -33,7 +33,7 @@ _QUESTIONS = asked(
         ("layer 1", "kernel {first} x {first}, dilation {dilation}"),
         ("layers 2 and 3", "kernels {second} x {second} and {third} x {third}, no dilation"),
         ("your field", "{side} x {side} cells, {channels} channels, 4 bytes each; stride 1"),
-        ("your ranks", "{ranks}, all away from the edge of the field"),
+        ("your ranks", "{ranks}; answer for a rank that is not at the edge of the field"),
     ],
     number(
         "one",
