@@ -290,11 +290,13 @@ def criterion(
     after: str | tuple[str, ...] = (),
     trouble: Callable[[Observation], str] = lambda observation: observation.trouble,
     waits: bool = False,
+    unclear: Objection = lambda case, results, observation: "",
 ) -> Rule:
     """Makes a criterion that is lost if the ranks did not finish or if an objection is raised.
 
     Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
     With `waits`, the criterion is then blocked instead, because another criterion is lost already.
+    Without an objection, it is blocked as well if `unclear` says until when a run is not judged.
     """
 
     def judge(seen: Sequence[Observation]) -> Verdict:
@@ -302,9 +304,19 @@ def criterion(
         if failure and waits:
             return blocked("judged once the ranks finish")
         message = failure or next(_messages(seen, objections), "")
-        return lost(message) if message else ok(right)
+        if message:
+            return lost(message)
+        until = next(filter(None, (unclear(*run) for run in _runs(seen))), "")
+        return blocked(f"judged once {until}") if until else ok(right)
 
     return Rule(name, points, Judging(right, judge, by_case=True), after)
+
+
+def _runs(seen: Sequence[Observation]) -> Iterator[tuple[Any, Any, Observation]]:
+    """Each case that ran, with what its ranks returned, and the observation."""
+    for observation in seen:
+        by_case = zip(observation.trial.cases, observation.results, strict=True)
+        yield from ((case, results, observation) for case, results in by_case)
 
 
 def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:

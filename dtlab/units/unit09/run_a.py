@@ -65,10 +65,9 @@ class Feeding(Case):
 class Machine:
     """The stand-ins of a rank for its disk and its GPU, and their notes.
 
-    `reads` are the numbers of the samples in the order in which they are read, and `most` is how
-    many reads ran at the same time. `trained` are the samples of each step. `late` are the steps
-    during which no read of the next step began. `ahead` is how many batches a read was ahead
-    of the step that ran, or of the next one.
+    `reads` are the numbers of the samples in the order in which they are read, and `begun` are the
+    steps that ran when these reads began, or were the next ones. `most` is how many reads ran at
+    the same time. `trained` are the samples of each step.
     """
 
     def __init__(self, steps: int, batch: int, workers: int, patience: float = 0.0) -> None:
@@ -78,8 +77,8 @@ class Machine:
         self._workers, self._patience = workers, patience
         self._running, self._in_step, self._vain = 0, False, set[str]()
         self._news = threading.Condition()
-        self.notes: dict[str, Any] = {"reads": [], "trained": [], "late": [], "most": 0}
-        self.notes["ahead"] = 0
+        self.notes: dict[str, Any] = {"reads": [], "begun": [], "trained": [], "most": 0}
+        self._ahead = 0  # batches, by the numbers of the samples
 
     def read(self, number: int) -> Tensor:
         """Read and decode a sample, without using a core."""
@@ -97,9 +96,10 @@ class Machine:
 
     def _begin(self, number: int) -> None:
         notes = self.notes
+        step = len(notes["trained"]) - self._in_step
         notes["reads"].append(number)
-        ahead = number // self._batch - len(notes["trained"]) + self._in_step
-        notes["ahead"] = max(notes["ahead"], ahead)
+        notes["begun"].append(step)
+        self._ahead = max(self._ahead, number // self._batch - step)
         self._running += 1
         notes["most"] = max(notes["most"], self._running)
         self._news.notify_all()
@@ -120,12 +120,13 @@ class Machine:
                 dtlab.compute(share * _BUSY * len(samples) * _READ)
         first = self._batch * len(notes["trained"])  # the first sample of the next step
         if len(notes["trained"]) < self._steps:
+            used = sum(map(len, notes["trained"]))
             with self._news:
-                if not self._wait("step", lambda: max(notes["reads"]) >= first):
-                    notes["late"].append(len(notes["trained"]) - 1)
+                self._wait("step", lambda: max(notes["reads"]) >= first)
+                self._wait("step, by count", lambda: len(notes["reads"]) > used)
         if len(notes["trained"]) == self._steps - _AHEAD - 1:  # the last step with enough to come
             with self._news:
-                self._wait("far ahead", lambda: notes["ahead"] > _AHEAD)
+                self._wait("far ahead", lambda: self._ahead > _AHEAD)
         dist.all_reduce(samples.mean())
         self._in_step = False
 
@@ -181,15 +182,48 @@ def _few_at_a_time(case: Feeding, results: Sequence[Any], run: Observation) -> s
     return ""
 
 
+def _steps_of_reads(case: Feeding, results: Sequence[Any], rank: int) -> list[int] | None:
+    """The step for which a rank reads each sample, or None if that cannot be told.
+
+    The numbers of the samples tell it if the rank trains on samples of the right batches. If not,
+    but if it reads what it trains on, the order tells it: the first step uses the first reads.
+    """
+    size, result = case.batch * len(results), results[rank]
+    reads, trained = result["reads"], result["trained"]
+    if all(n // size == step for step, samples in enumerate(trained) for n in samples):
+        return [number // size for number in reads]
+    if sorted(reads) == sorted(number for samples in trained for number in samples):
+        return [step for step, samples in enumerate(trained) for _ in samples]
+    return None
+
+
 def _not_ahead(case: Feeding, results: Sequence[Any], run: Observation) -> str:
     """A message if the next batch is not read during a step, or if too many batches are."""
     for rank, result in enumerate(results):
-        if result["late"]:
-            return f"rank {rank} reads nothing of the next batch during step {result['late'][0]}."
-        if result["ahead"] > _AHEAD:
+        steps = _steps_of_reads(case, results, rank)
+        if steps is None:
+            continue
+        reads = [*zip(steps, result["begun"], strict=True)]
+        for step in range(len(result["trained"]) - 1):
+            if not any(begun <= step < of for of, begun in reads):
+                return f"rank {rank} reads nothing of the next batch during step {step}."
+        if (ahead := max((of - begun for of, begun in reads), default=0)) > _AHEAD:
             return (
-                f"rank {rank} reads {result['ahead']} batches ahead of the step; its memory has "
-                f"room for {_AHEAD}."
+                f"rank {rank} reads {ahead} batches ahead of the step; its memory has room for "
+                f"{_AHEAD}."
+            )
+    return ""
+
+
+def _unclear_ahead(case: Feeding, results: Sequence[Any], run: Observation) -> str:
+    """Until when it cannot be told for which step a rank reads; empty if it can be."""
+    for rank in range(len(results)):
+        if len(results[rank]["trained"]) < 2:
+            return f"rank {rank} trains in two steps or more"
+        if _steps_of_reads(case, results, rank) is None:
+            return (
+                f"each rank trains on samples of the right batch: rank {rank} does not, and it "
+                "reads other samples than those of its steps"
             )
     return ""
 
@@ -220,7 +254,8 @@ PART = script_part(
         criterion("batches", 1, "each sample of a batch is trained on once", _other_batches),
         criterion("reads", 2, "a rank reads its own samples only", _other_reads, waits=True),
         criterion("workers", 2, "all workers read at a time", _few_at_a_time, waits=True),
-        criterion("ahead", 1, "the next batch is read during a step", _not_ahead, waits=True),
+        criterion("ahead", 1, "the next batch is read during a step", _not_ahead, waits=True,
+                  unclear=_unclear_ahead),
     ),
     [
         "whole = [pool.submit(read, number).result() for number in numbers]",
