@@ -225,3 +225,22 @@ def test_a_lost_case_can_be_run_again(
     assert "four jobs, one failure" in printed
     assert "never went on" in printed
     assert any("node0 is down from minute" in bundle["text/plain"] for bundle in shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("FinishedTwice", {"gpus": 3, "processes": 2}),
+        ("BackByTheWrongName", {"processes": 2}),
+        ("SavedTooEarly", {}),
+    ],
+)
+def test_a_message_that_fails_costs_only_what_depends_on_it(
+    name: str, kept: dict[str, float]
+) -> None:
+    report = ANSWERS.check(ANSWERS.named[name])
+    assert {one.name: one.earned for one in report.criteria if one.earned} == kept
+    (lost,) = (one for one in report.criteria if one.status == "lost")
+    assert "KeyError" in lost.message
+    assert "Before it came message" in lost.message

@@ -121,6 +121,10 @@ class Faulty(Case):
         """
         yield from ()
 
+    def faults_before_error(self) -> Iterator[Fault]:
+        """Yields what was wrong before this case failed, if a dialogue has shown it."""
+        yield from ()
+
     def opened(self, result: Any) -> Noted:
         """Wraps the result of one rank in `Noted`."""
         return Noted(result)
@@ -203,6 +207,9 @@ def _faults(observation: Observation, name: str) -> Iterator[str]:
         if case.guilty == name:
             trouble = observation.trouble
             yield f"{trouble}\n{case.advice(trouble)}".rstrip()
+        where = observation.trial.words(observation.stopped_in)
+        before = case.faults_before_error()
+        yield from (f"{where}: {message}" for topic, message in before if topic == name)
         return
     yield from (message for topic, message in _found(observation) if topic == name)
 

@@ -13,7 +13,7 @@ schedules (`good_makespan`), which the text of the exercise defines.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -48,6 +48,7 @@ __all__ = ["PART", "Event", "Scheduling", "Setting", "Start", "drawn", "example"
 
 _LONGER: Final = 1.15  # times a good makespan
 _NAMES: Final = "abcdefghijklmnopqrstuvwxyz"
+_EARLIER: Final = 3  # messages that are named before one that decide cannot handle
 
 
 # Settings ---------------------------------------------------------------------------------------
@@ -189,18 +190,86 @@ def drawn(setting: Setting, history: History, title: str = "Jobs on the cluster"
 # The check --------------------------------------------------------------------------------------
 
 
+@dataclass
+class Progress:
+    """How far a run has come: the messages so far, and what was wrong with the decisions."""
+
+    events: list[Event] = field(default_factory=list)
+    history: History = field(default_factory=History)
+    over: bool = False
+
+    @property
+    def first(self) -> Event | None:
+        """The same message as the last one, if that came for the second time; or None."""
+        before = self.events[:-1]
+        return next((event for event in before if event.number == self.events[-1].number), None)
+
+    @property
+    def words(self) -> str:
+        """The message that is being handled, and what came before it; empty if there is none."""
+        if not self.events:
+            return ""
+        *before, event = self.events
+        words = f"This was in decide, at minute {event.minute:g}, with {_named(event)}."
+        if self.first is not None:
+            at = f"at minute {self.first.minute:g}"
+            at = "in the same minute" if self.first.minute == event.minute else at
+            words += f" It came twice: the first time {at}. What did decide do with it then?"
+        if before:
+            words += f"\nBefore it came {', '.join(map(_named, before[-_EARLIER:]))}."
+        return words
+
+
+def _named(event: Event) -> str:
+    """A message by its number and in words: "message 7 (b has finished)"."""
+    happened = {
+        "submitted": f"{event.job} is submitted",
+        "checkpoint": f"{event.job} has saved step {event.step}",
+        "finished": f"{event.job} has finished",
+        "failed": f"{event.node} has failed",
+        "back": f"{event.node} is back",
+    }
+    return f"message {event.number} ({happened[event.kind]})"
+
+
 @dataclass(frozen=True)
 class Scheduling(Faulty):
-    """A run of the simulated cluster, on which the learner's class decides."""
+    """A run of the simulated cluster, on which the learner's class decides.
 
-    topic = "gpus"  # a crash belongs to this criterion
+    A crash belongs to `gpus`, and then nothing else is judged. But if the class cannot handle a
+    message that comes twice, or a failure, it belongs to `lost`, because nothing is started any
+    more. Then the decisions before it show some criteria: those that such a message cannot change.
+    """
+
+    topic = "gpus"
     alone = True
 
     words: str
     setting: Setting
+    progress: Progress = field(default_factory=Progress, repr=False, compare=False)
 
     def __str__(self) -> str:
         return self.words
+
+    @property
+    def guilty(self) -> str:
+        events = self.progress.events
+        fails = bool(events) and events[-1].kind in ("failed", "back")
+        return "lost" if fails or self.progress.first is not None else self.topic
+
+    def shows(self, criterion: str) -> bool:
+        if self.progress.over or self.guilty == self.topic:
+            return True
+        judged = ("processes", "gpus") if self.progress.first is not None else ("processes",)
+        return criterion not in judged
+
+    def faults_before_error(self) -> Iterator[Fault]:
+        if self.guilty != self.topic:
+            yield from self.progress.history.faults
+
+    def advice(self, trouble: str) -> str:
+        ends = self.guilty == "lost" and not self.progress.over
+        return self.progress.words + "\nNo job is started any more after that." * ends
 
     def given(self, rank: int, world_size: int) -> Any:
         return self.setting.by_node
@@ -214,14 +283,17 @@ class Scheduling(Faulty):
 
     def dialogue(self, rank: int, world_size: int) -> Dialogue:
         """Sends an event after the decisions on the one before have been executed."""
-        cluster = Cluster(self.setting)
+        cluster, progress = Cluster(self.setting), self.progress
+        progress.events, progress.history = [], cluster.history
         events, decisions = cluster.events(), None
         yield  # the rank is ready
         while True:
             try:
                 event = events.send(decisions)
             except StopIteration:
+                progress.over = True
                 return {"history": cluster.history}
+            progress.events.append(event)
             job = astuple(cluster.jobs[event.job]) if event.spec else ()
             decisions = _starts((yield event._asdict() | {"spec": job}))
 
@@ -273,8 +345,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("gpus", 3, "no GPU is promised twice, and none of a node that is down"),
-            rule("processes", 2, "a job of either back end gets a GPU for each of its processes"),
+            rule("gpus", 3, "no GPU is promised twice, and none of a node that is down",
+                 finish=True),
+            rule("processes", 2, "a job of either back end gets a GPU for each of its processes",
+                 finish=True),
             rule("once", 2, "no job is started while it runs, or after it has finished"),
             rule("lost", 3, "every job finishes, whatever fails"),
             rule("checkpoint", 2, "each job goes on from its last checkpoint"),
