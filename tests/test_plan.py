@@ -232,6 +232,31 @@ def test_each_rejected_plan_has_its_reason() -> None:
     assert sum(found.rejected.values()) + len(found) == found.count
 
 
+def test_all_reasons_are_given_that_do_not_follow_from_another_one() -> None:
+    model, cluster = Transformer(6, 48, 6, 100, 8, kv_heads=3), Cluster(2, 4)
+
+    def reasons(plan: Plan) -> list[str]:
+        found = evaluate(model, cluster, 4, plan, memory=1e6)
+        assert found.reason == (found.reasons or [""])[0]
+        return found.reasons
+
+    assert reasons(Plan(tensor=4, data=3, zero=1, chunks=2)) == [
+        "the plan uses 12 GPUs, but the cluster has 8",
+        "4 tensor ranks do not divide 6 heads",
+        "3 data ranks do not divide a batch of 4",
+        "chunks belong to the interleaved schedule",
+    ]
+    odd: Any = {"tensor": 2.0, "zero": 4}
+    assert reasons(Plan(**odd, pipeline=7, data=8, microbatch=3)) == [
+        "tensor must be a whole number of 1 or more, not 2.0",
+        "zero must be one of 0, 1, 2, 3, not 4",
+        "7 pipeline stages cannot share 6 layers",
+        "8 data ranks do not divide a batch of 4",
+    ]
+    (memory,) = reasons(Plan(data=4, pipeline=2))
+    assert "per GPU, but each GPU has 0.001 GB" in memory
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -145,6 +145,8 @@ def rule(
     on: str = "",
     finish: bool = False,
     after: str = "",
+    most: int = 1,
+    then: Sequence[str] = (),
 ) -> Rule:
     """Makes the criterion `name`, which is judged once there is no fault of a name in `before`.
 
@@ -152,7 +154,9 @@ def rule(
     a further fault, or an empty string. `advice` returns a hint, given the trials that show the
     criterion and the fault. With `on`, the criterion is judged on trials of this topic, and is
     blocked if another trial that shows it fails. With `finish`, it is blocked if any trial hangs,
-    also one that does not show it. For `after` see `Rule`.
+    also one that does not show it. For `after` see `Rule`. The message of a lost criterion has at
+    most `most` faults: its own ones, and then those of the names in `then`, whose criteria it
+    blocks.
     """
 
     def judged(seen: Seen) -> Verdict:
@@ -163,8 +167,9 @@ def rule(
         unfinished = _unfinished(off_topic)
         if unfinished:
             return blocked(unfinished)
-        faults = filter(None, (fault(seen, other) for other in lost_by or (name,)))
-        wrong = next(faults, "") or also(seen)
+        own = [text for other in lost_by or (name,) for text in _all_faults(seen, other)]
+        more = [text for other in then for text in _all_faults(seen, other)] if own else []
+        wrong = "\n".join([*own, *more][:most]) or also(seen)
         if wrong:
             message = f"{wrong}\n{advice(shown, wrong)}".rstrip()
             return lost(Said(message, mistake_of(wrong)))
@@ -192,7 +197,11 @@ def _unfinished(seen: Seen) -> str:
 
 def fault(seen: Seen, name: str) -> str:
     """The first fault of this name; empty if there is none."""
-    return next((message for observation in seen for message in _faults(observation, name)), "")
+    return next(iter(_all_faults(seen, name)), "")
+
+
+def _all_faults(seen: Seen, name: str) -> list[str]:
+    return [message for observation in seen for message in _faults(observation, name)]
 
 
 def finished_code(observation: Observation) -> str:

@@ -117,16 +117,21 @@ class Plan:
     @property
     def odd(self) -> str:
         """Why a value of the plan is impossible on every cluster; empty if all are possible."""
-        try:
-            for name in (*AXES, "microbatch", "chunks"):
+        return next(iter(self.odd_values().values()), "")
+
+    def odd_values(self) -> dict[str, str]:
+        """Return why a value is impossible on every cluster, for each field with such a value."""
+        odd = {}
+        for name in (*AXES, "microbatch", "chunks"):
+            try:
                 check_count(name, getattr(self, name))
-        except ValueError as error:
-            return str(error).removesuffix(".")
+            except ValueError as error:
+                odd[name] = str(error).removesuffix(".")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 words = ", ".join(map(str, choices))
-                return f"{name} must be one of {words}, not {getattr(self, name)!r}"
-        return ""
+                odd[name] = f"{name} must be one of {words}, not {getattr(self, name)!r}"
+        return odd
 
     def __str__(self) -> str:
         words = [f"tp {self.tensor}" + " with sequence parallelism" * self.sequence_parallel]
@@ -156,6 +161,15 @@ class Estimate:
     memory: Mapping[str, float]
     seconds: Mapping[str, float]
     problem: Problem
+
+    @property
+    def reasons(self) -> list[str]:
+        """All reasons why the plan cannot run that do not follow from another one.
+
+        The first is `reason`, which the plan must correct first.
+        """
+        illegal = list(_illegal(self.problem, self.plan))
+        return illegal or [self.reason] * bool(self.reason)
 
     @property
     def bytes(self) -> float:
@@ -245,7 +259,7 @@ def problem_of(
 
 def estimate_of(problem: Problem, plan: Plan) -> Estimate:
     """Return the memory and the step time of a plan for a problem; see `evaluate`."""
-    reason = _illegal(problem, plan)
+    reason = next(_illegal(problem, plan), "")
     if reason:
         return Estimate(plan, reason, {}, {}, problem)
     memory = _memory(problem, plan)
@@ -255,46 +269,73 @@ def estimate_of(problem: Problem, plan: Plan) -> Estimate:
     return Estimate(plan, reason, memory, _seconds(problem, plan), problem)
 
 
-def _illegal(problem: Problem, plan: Plan) -> str:
-    """Return why this plan cannot run, even with unlimited memory; empty if it can run."""
-    model, length = problem.model, problem.model.sequence_length
-    if plan.odd:
-        return plan.odd
-    if plan.gpus != problem.cluster.size:
+def _illegal(problem: Problem, plan: Plan) -> Iterator[str]:
+    """Yield why this plan cannot run, even with unlimited memory; nothing if it can run.
+
+    A reason that follows from an earlier one, or that an odd value hides, is left out.
+    """
+    odd = plan.odd_values()
+    yield from odd.values()
+
+    def known(*names: str) -> bool:
+        return odd.keys().isdisjoint(names)
+
+    model, tokens = problem.model, problem.model.sequence_length
+    if known(*AXES) and plan.gpus != problem.cluster.size:
         used = counted(plan.gpus, "GPU")
-        return f"the plan uses {used}, but the cluster has {problem.cluster.size:,}"
-    if model.num_heads % plan.tensor:
-        return f"{plan.tensor} tensor ranks do not divide {model.num_heads} heads"
-    if model.keys % plan.tensor:
-        return f"{plan.tensor} tensor ranks do not divide {model.keys} heads of keys and values"
-    if plan.context > 1 and not model.fused_attention:
-        return "context parallelism needs fused attention"
-    if plan.context > 1 and length % (2 * plan.context):
-        return f"2 x {plan.context} context ranks do not divide {length} tokens"
-    if plan.pipeline > model.num_layers:
-        return f"{plan.pipeline} pipeline stages cannot share {model.num_layers} layers"
-    if problem.batch % plan.data:
-        return f"{plan.data} data ranks do not divide a batch of {problem.batch}"
-    share = problem.batch // plan.data
-    if share % plan.microbatch:
-        return f"microbatches of {plan.microbatch} do not divide a rank's {share} sequences"
-    if plan.zero and plan.data * plan.context == 1:
-        return "ZeRO has no second rank to share with"
-    if plan.sequence_parallel and plan.tensor == 1:
-        return "sequence parallelism needs tensor ranks"
-    if plan.sequence_parallel and length // plan.context % plan.tensor:
-        return f"{plan.tensor} tensor ranks do not divide the tokens of a rank"
+        yield f"the plan uses {used}, but the cluster has {problem.cluster.size:,}"
+    if known("tensor") and model.num_heads % plan.tensor:
+        yield f"{plan.tensor} tensor ranks do not divide {model.num_heads} heads"
+    elif known("tensor") and model.keys % plan.tensor:
+        yield f"{plan.tensor} tensor ranks do not divide {model.keys} heads of keys and values"
+    if known("context"):
+        yield from _illegal_context(model, plan)
+    if known("pipeline") and plan.pipeline > model.num_layers:
+        yield f"{plan.pipeline} pipeline stages cannot share {model.num_layers} layers"
+    if known("data", "microbatch"):
+        yield from _illegal_batch(problem, plan)
+    elif known("data") and problem.batch % plan.data:
+        yield f"{plan.data} data ranks do not divide a batch of {problem.batch}"
+    if known("zero", "data", "context") and plan.zero and plan.data * plan.context == 1:
+        yield "ZeRO has no second rank to share with"
+    if known("sequence_parallel", "tensor", "context") and plan.sequence_parallel:
+        if plan.tensor == 1:
+            yield "sequence parallelism needs tensor ranks"
+        elif not any(_illegal_context(model, plan)) and tokens // plan.context % plan.tensor:
+            yield f"{plan.tensor} tensor ranks do not divide the tokens of a rank"
     if plan.recompute == "selective" and model.fused_attention:
-        return "fused attention keeps no matrices to recompute"
+        yield "fused attention keeps no matrices to recompute"
+    if known("pipeline", "schedule", "chunks"):
+        yield from _illegal_schedule(problem, plan, known("data", "microbatch"))
+
+
+def _illegal_context(model: Transformer, plan: Plan) -> Iterator[str]:
+    if plan.context > 1 and not model.fused_attention:
+        yield "context parallelism needs fused attention"
+    if plan.context > 1 and model.sequence_length % (2 * plan.context):
+        yield f"2 x {plan.context} context ranks do not divide {model.sequence_length} tokens"
+
+
+def _illegal_batch(problem: Problem, plan: Plan) -> Iterator[str]:
+    share, rest = divmod(problem.batch, plan.data)
+    if rest:
+        yield f"{plan.data} data ranks do not divide a batch of {problem.batch}"
+    elif share % plan.microbatch:
+        yield f"microbatches of {plan.microbatch} do not divide a rank's {share} sequences"
+
+
+def _illegal_schedule(problem: Problem, plan: Plan, knows_batch: bool) -> Iterator[str]:
+    layers = problem.model.num_layers
     if plan.pipeline == 1 and plan.schedule != "1f1b":
-        return "one pipeline stage needs no other schedule"
-    if (plan.schedule == "interleaved") != (plan.chunks > 1):
-        return "chunks belong to the interleaved schedule"
-    if plan.pipeline * plan.chunks > model.num_layers:
-        return f"{plan.pipeline} x {plan.chunks} chunks cannot share {model.num_layers} layers"
-    if plan.chunks > 1 and share // plan.microbatch % plan.pipeline:
-        return f"interleaved microbatches come in groups of {plan.pipeline}"
-    return ""
+        yield "one pipeline stage needs no other schedule"
+    elif (plan.schedule == "interleaved") != (plan.chunks > 1):
+        yield "chunks belong to the interleaved schedule"
+    elif plan.pipeline <= layers < plan.pipeline * plan.chunks:
+        yield f"{plan.pipeline} x {plan.chunks} chunks cannot share {layers} layers"
+    elif plan.chunks > 1 and knows_batch and not any(_illegal_batch(problem, plan)):
+        many = problem.batch // plan.data // plan.microbatch
+        if many % plan.pipeline:
+            yield f"interleaved microbatches come in groups of {plan.pipeline}"
 
 
 def _layers(problem: Problem, plan: Plan) -> tuple[int, int, int]:

@@ -27,6 +27,7 @@ KEYS: Final = tuple(field.name for field in fields(Plan))
 # Ratios to the best step time: the largest that earns points; the largest of the best plan in the
 # small space; a limit that every plan with a typical mistake exceeds.
 _NEAR, _CLOSE, _APART = 1.05, 1.025, 1.06
+_MOST: Final = 4  # reasons against a plan, and faults in a message
 
 _ADVICE: Final = {
     "tensor parallelism": "How many tensor ranks does a layer need, and do they share a node?",
@@ -114,18 +115,26 @@ class Setting(Faulty):
             keys = ", ".join(KEYS)
             yield "legal", f"plan_320 returns {values['odd']}. Return a dict with {keys}."
             return
-        plan = Plan(**values)
-        if plan.odd:
-            yield "legal", f"plan_320 does not return a plan: {plan.odd}."
-            return
-        estimate = evaluate(self.model, self.cluster, self.batch, plan, memory=self.memory)
+        estimate = evaluate(
+            self.model, self.cluster, self.batch, Plan(**values), memory=self.memory
+        )
         if not estimate.seconds:
-            yield "legal", f"{estimate.plan}: this plan cannot run: {estimate.reason}."
+            yield "legal", self._illegal(estimate)
             return
         if estimate.reason:
             most = max(estimate.memory, key=lambda part: estimate.memory[part])
             yield "memory", f"{estimate.plan}: {estimate.reason}. The largest part is {most}."
         yield from self._slow(estimate)
+
+    def _illegal(self, estimate: Estimate) -> str:
+        """Says why the plan cannot run, with at most four reasons."""
+        plan, reasons = estimate.plan, estimate.reasons  # one with odd values has no words
+        words = "plan_320 does not return a plan" if plan.odd else f"{plan}: this plan cannot run"
+        if len(reasons) > 1:
+            words += f", for {len(reasons)} reasons"
+        if len(reasons) > _MOST:
+            words += f", of which these are the first {_MOST}"
+        return f"{words}: {'; '.join(reasons[:_MOST])}."
 
     def _slow(self, plan: Estimate) -> Iterator[Fault]:
         """Yields a fault that names the largest extra cost if a step takes over 5 % longer."""
@@ -228,11 +237,12 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            rule("legal", 2, "all three plans can run"),
-            rule("memory", 2, "no GPU runs out of memory", "legal"),
+            rule("legal", 2, "all three plans can run", most=_MOST,
+                 then=("memory", "node", "slow", "few")),
+            rule("memory", 2, "no GPU runs out of memory", "legal", most=_MOST),
             rule("node", 2, "one node: within 5 % of the best plan", "legal"),
             rule("slow", 3, "slow network: within 5 % of the best plan", "legal"),
             rule("few", 3, "few tokens: within 5 % of the best plan", "legal"),
         ),
     ),
-)
+)  # fmt: skip
