@@ -284,7 +284,7 @@ class Scheduling(Faulty):
     def dialogue(self, rank: int, world_size: int) -> Dialogue:
         """Sends an event after the decisions on the one before have been executed."""
         cluster, progress = Cluster(self.setting), self.progress
-        progress.events, progress.history = [], cluster.history
+        progress.events, progress.history, progress.over = [], cluster.history, False
         events, decisions = cluster.events(), None
         yield  # the rank is ready
         while True:
