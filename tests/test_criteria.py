@@ -10,7 +10,7 @@ from dtlab.checks.functions.bench import Bench
 from dtlab.checks.functions.checks import Check, RecordedCheck
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, criterion, fault, rule
 from dtlab.checks.functions.trials import Observation, Recording, Trial
-from dtlab.checks.words import Said
+from dtlab.checks.words import Explanation
 from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError
 
 
@@ -186,7 +186,7 @@ class Naming(Doubling):
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         for name, message in super().faults(results):
-            yield name, Said(message, "doubled twice") if results[0]["y"] == 4 else message
+            yield name, Explanation(message, "doubled twice") if results[0]["y"] == 4 else message
 
 
 def test_a_criterion_keeps_the_known_mistake_of_its_first_fault() -> None:
@@ -203,7 +203,7 @@ def test_a_criterion_keeps_the_known_mistake_of_its_first_fault() -> None:
 
 
 def test_a_further_fault_and_an_objection_keep_their_known_mistakes() -> None:
-    said = Said("it is cold", "cold")
+    said = Explanation("it is cold", "cold")
     also = rule("small", 1, "right", also=lambda _: said).settle([saw("small", 2)])
     assert (also.status, also.message, also.mistake) == ("lost", "it is cold", "cold")
     assert type(also.message) is str

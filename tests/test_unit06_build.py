@@ -13,7 +13,7 @@ from dtlab.checks.functions.criteria import Noted
 from dtlab.checks.functions.groups import members_of
 from dtlab.checks.functions.resident import ResidentCase
 from dtlab.checks.functions.trials import Observation, Trial
-from dtlab.checks.words import Said, mistake_of
+from dtlab.checks.words import Explanation, mistake_of
 from dtlab.training.models import Attention, GPTConfig
 from dtlab.units.unit06.column_linear import PART as COLUMN
 from dtlab.units.unit06.column_linear import Column, LinearCase
@@ -202,7 +202,7 @@ def test_differences_in_words() -> None:
 
 def test_the_known_mistake_of_a_difference_is_its_description() -> None:
     ones = torch.ones(2, 3, dtype=torch.float64)
-    known = {"twice": 2 * ones, Said("the part of rank 3", "of another rank"): 3 * ones}
+    known = {"twice": 2 * ones, Explanation("the part of rank 3", "of another rank"): 3 * ones}
     off = [difference(factor * ones, ones, known) for factor in (1, 2, 3, 4)]
     assert [mistake_of(words) for words in off] == ["", "twice", "of another rank", ""]
     assert off[2] == "is the part of rank 3"

@@ -10,8 +10,8 @@ from dtlab.ranks.words import count_ranks, ranks_in_words
 if TYPE_CHECKING:
     from dtlab.predict import Cluster
 
-__all__ = ["Said", "amount", "count_ranks", "links_of", "mistake_of", "nodes_of", "ranks_in_words",
-           "spelled"]  # fmt: skip
+__all__ = ["Explanation", "amount", "count_ranks", "links_of", "mistake_of", "nodes_of",
+           "ranks_in_words", "spelled"]  # fmt: skip
 
 _SPELLED = (
     "no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten",
@@ -19,24 +19,24 @@ _SPELLED = (
 )  # fmt: skip
 
 
-class Said(str):
+class Explanation(str):
     """A message with the known mistake that it reports, in words without the learner's numbers.
 
     String operations and f-strings return a plain `str`. Code that adds a prefix or advice keeps
-    the mistake by `Said(f"rank 0: {message}", mistake_of(message))`.
+    the mistake by `Explanation(f"rank 0: {message}", mistake_of(message))`.
     """
 
     mistake: str
 
-    def __new__(cls, message: str, mistake: str = "") -> Said:
-        said = super().__new__(cls, message)
-        said.mistake = mistake
-        return said
+    def __new__(cls, message: str, mistake: str = "") -> Explanation:
+        explanation = super().__new__(cls, message)
+        explanation.mistake = mistake
+        return explanation
 
 
 def mistake_of(message: str) -> str:
-    """Returns the known mistake that a message reports; "" if the message is no `Said`."""
-    return message.mistake if isinstance(message, Said) else ""
+    """Returns the known mistake that a message reports; "" if the message is no `Explanation`."""
+    return message.mistake if isinstance(message, Explanation) else ""
 
 
 def amount(count: float) -> str:

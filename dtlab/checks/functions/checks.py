@@ -54,7 +54,7 @@ def ok(message: str) -> Verdict:
 def lost(message: str) -> Verdict:
     """Returns the verdict that the points are lost; `message` says why and where to look next.
 
-    If the message is a `Said`, the verdict keeps its mistake.
+    If the message is an `Explanation`, the verdict keeps its mistake.
     """
     return Verdict("lost", str(message), mistake_of(message))
 

@@ -9,7 +9,7 @@ A case reports faults, each under the name of a criterion. `rule` makes the crit
 The criterion is lost with the first fault of its name, or if a rank crashes in a case with this
 `topic`. It is blocked while there is a fault of one of the names listed after its message.
 `by_trace` also reports faults: those that the trace of a trial shows. If a fault is a known
-mistake, its message is a `Said`, and the criterion keeps the mistake.
+mistake, its message is an `Explanation`, and the criterion keeps the mistake.
 
 For runs of a whole program, `criterion` takes objections instead of a case's faults. An objection
 is a function of a case, of what its ranks returned, and of the observation. It says what is wrong
@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 from dtlab.checks.functions.checks import Judging, Rule, Verdict, blocked, lost, ok, waits_for
 from dtlab.checks.functions.finished import called_by
 from dtlab.checks.functions.trials import UNREADABLE, Case, Observation
-from dtlab.checks.words import Said, amount, mistake_of
+from dtlab.checks.words import Explanation, amount, mistake_of
 
 __all__ = [
     "Fault",
@@ -172,7 +172,7 @@ def rule(
         wrong = "\n".join([*own, *more][:most]) or also(seen)
         if wrong:
             message = f"{wrong}\n{advice(shown, wrong)}".rstrip()
-            return lost(Said(message, mistake_of(wrong)))
+            return lost(Explanation(message, mistake_of(wrong)))
         unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
         if (unseen or finish) and any(trial.hung for trial in seen):
             return blocked("judged once the ranks finish the trials before it")
@@ -234,7 +234,7 @@ def _found(observation: Observation) -> list[Fault]:
             reported = _readable(case, case.faults, results)
             hint = after_reduce(observation)
             found += (
-                (name, Said(f"{where}: {message}{hint}", mistake_of(message)))
+                (name, Explanation(f"{where}: {message}{hint}", mistake_of(message)))
                 for name, message in reported
             )
         found += _readable(cases[0], cases[0].by_trace, observation)
@@ -342,7 +342,7 @@ def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> I
         for number, (case, results) in enumerate(by_case):
             messages = (_objection(each, case, results, observation) for each in objections)
             yield from (
-                Said(f"{trial.words(number)}: {text}{hint}", mistake_of(text))
+                Explanation(f"{trial.words(number)}: {text}{hint}", mistake_of(text))
                 for text in messages
                 if text
             )

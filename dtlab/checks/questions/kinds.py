@@ -23,7 +23,7 @@ from dtlab.checks.questions.quantities import (
     written,
 )
 from dtlab.checks.questions.shapes import depth, kind_in_words, misfit, rewrite
-from dtlab.checks.words import Said
+from dtlab.checks.words import Explanation
 
 __all__ = ["Choice", "Choices", "Kind", "Mistake", "Number", "Values"]
 
@@ -50,7 +50,7 @@ class Mistake:
 
     def lost_by(self, shown: str) -> Verdict:
         """Returns the verdict on an answer, `shown` in words, that has this mistake."""
-        return lost(Said(f"{shown}: {self.why}", self.why))
+        return lost(Explanation(f"{shown}: {self.why}", self.why))
 
 
 class Kind(Protocol):

@@ -23,7 +23,7 @@ from dtlab.checks.functions.resident import (
 )
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
-from dtlab.checks.words import Said, amount
+from dtlab.checks.words import Explanation, amount
 from dtlab.predict.units import counted
 from dtlab.units.unit06.passes import (
     FINISHED,
@@ -136,7 +136,9 @@ class ModuleCase(Layer):
                 yield "shards", f"there is no tensor {name}. {_NAMES}"
                 continue
             known: Tensors = {
-                Said(f"the part of rank {rank}: {_TAKE}", "the part of another rank"): part[name]
+                Explanation(
+                    f"the part of rank {rank}: {_TAKE}", "the part of another rank"
+                ): part[name]
                 for rank, part in zip(members, parts, strict=True)
             }
             yield from compare(result, name, "shards", local[name], self.about(name), known)

@@ -19,7 +19,7 @@ from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen
 from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import inside_marks, unseen_collectives
-from dtlab.checks.words import Said, mistake_of
+from dtlab.checks.words import Explanation, mistake_of
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Pass(Faulty):
             for name, message in self.wrong(result, members.index(rank), members):
                 criterion = self.topic if self.topic in self.apart else name
                 text = f"rank {rank}: {message}{_GROUP if self.groups else ''}"
-                yield criterion, Said(text, mistake_of(message))
+                yield criterion, Explanation(text, mistake_of(message))
 
 
 _GROUP = " Here each group computes separately: pass `group` to every function that you call."
@@ -186,20 +186,20 @@ def compare(
 ) -> Iterator[Fault]:
     """Yield a fault of this criterion if the rank's tensor `name` is not the wanted one.
 
-    If it has a `known` wrong value, the fault's message is a `Said` with its description.
+    If it has a `known` wrong value, the fault's message is an `Explanation` with its description.
     """
     got = result.get(name)
     off = difference(got, wanted, known or {})
     if off:
         message = f"{name} {off}. {advice}{_MISSING if got is None else ''}"
-        yield criterion, Said(message, mistake_of(off))
+        yield criterion, Explanation(message, mistake_of(off))
 
 
 def difference(got: Any, wanted: Tensor, known: Tensors) -> str:
     """How `got` differs: a `known` mistake, its shape, or its values; empty if it does not.
 
-    For a known mistake, the result is a `Said`. Its mistake is the description of the value, or
-    the description's own mistake if that is a `Said`.
+    For a known mistake, the result is an `Explanation`. Its mistake is the description of the
+    value, or the description's own mistake if that is an `Explanation`.
     """
     import torch
 
@@ -209,7 +209,7 @@ def difference(got: Any, wanted: Tensor, known: Tensors) -> str:
     for description, other in {"": wanted, **known}.items():
         if got.shape == other.shape and near(got.double(), other.double()):
             known_mistake = mistake_of(description) or description
-            return Said(f"is {description}", known_mistake) if description else ""
+            return Explanation(f"is {description}", known_mistake) if description else ""
     if got.shape != wanted.shape:
         return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
     return f"is off by up to {float((got - wanted).abs().max()):.2g}"
