@@ -169,10 +169,11 @@ def rule(
             return blocked(unfinished)
         own = [text for other in lost_by or (name,) for text in _all_faults(seen, other)]
         more = [text for other in then for text in _all_faults(seen, other)] if own else []
-        wrong = "\n".join([*own, *more][:most]) or also(seen)
+        wrong = [*own, *more][:most] or list(filter(None, [also(seen)]))
         if wrong:
-            message = f"{wrong}\n{advice(shown, wrong)}".rstrip()
-            return lost(Explanation(message, mistake_of(wrong)))
+            message = "\n".join(wrong)
+            message = f"{message}\n{advice(shown, message)}".rstrip()
+            return lost(Explanation(message, mistake_of(wrong[0])))
         unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
         if (unseen or finish) and any(trial.hung for trial in seen):
             return blocked("judged once the ranks finish the trials before it")
