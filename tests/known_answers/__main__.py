@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from textwrap import shorten
@@ -18,6 +19,8 @@ from tqdm import tqdm
 from dtlab.checks import Report, find_part, known_parts
 from tests.known_answers import Answer, Answers, AnswersError, answers_of
 from tests.known_answers.answers import lost_in
+
+_WITH_NUMBER = re.compile(r"\S*\d\S*|\n")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -42,8 +45,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if asked.names or objections:
             print(f"\n{known.part.name}, {name}", *_changes(known, answer), "", report, sep="\n")
             print(*(objections or ["as the file says"]), sep="\n")
-            print("", "the line for the file, with as much of a message as is sure to stay:",
-                  line_for(name, report), sep="\n")  # fmt: skip
+            print("", "the line for the file:", line_for(name, report), sep="\n")
     print(f"{len(chosen) - differ} of {len(chosen)} answers are judged as the file says")
     try:
         answers_of(known.part)
@@ -54,15 +56,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def line_for(name: str, report: Report) -> str:
-    """The line that says in the file what an answer loses, with the beginning of each message."""
-    lost = lost_in(report)
-    if not lost:
-        return f"{name:25} right"
-    pieces = [
-        f"{each}: {shorten(message.splitlines()[0], 60, placeholder='')}"
-        for each, message in lost.items()
-    ]
-    return f"{name:25} " + "\n  ".join(pieces)
+    """The line that says in the file what an answer loses, with a piece of each message.
+
+    The piece is the longest without a number, since most numbers are drawn or measured.
+    """
+    pieces = []
+    for criterion, message in lost_in(report).items():
+        words = max(_WITH_NUMBER.split(message), key=len).strip(" ,.:;")
+        pieces.append(f"{criterion}: {shorten(words, 60, placeholder='')}")
+    return f"{name:24}  " + ("\n  ".join(pieces) or "right")
 
 
 def _answers(name: str) -> Answers:
