@@ -147,14 +147,15 @@ def _read(part: Part, path: Path | None, complete: bool) -> Answers:
             return lambda given: solution.answer(source, part.symbol, given=given)
         return solution.answer(source, part.symbol)
 
-    def named(name: str, value: Any) -> Answer:
-        answer = (lambda: value) if isinstance(check, Fix) else value
+    def named(name: str, source: str) -> Answer:
+        # The cell of a program to fix may launch it, so it runs only when it is judged.
+        answer = (lambda: run(source)) if isinstance(check, Fix) else run(source)
         answer.__name__ = name
         return answer
 
-    made = [(one, named(one.name, one.value(solution.source, run))) for one in known.answers]
+    made = [(one, named(one.name, one.value(solution.source, str))) for one in known.answers]
     wrong = {answer: one.losses for one, answer in made if one.losses}
-    solved = named("solution", run(solution.source))
+    solved = named("solution", solution.source)
     undecided = [answer for one, answer in made if one.undecided]
     right = [solved, *(a for one, a in made if not one.losses and a not in undecided)]
     whole = [answer for one, answer in made if answer in right and one.is_whole]
