@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import dtlab
+from dtlab.checks import find_part
 from dtlab.checks.functions.criteria import Noted
 from dtlab.checks.functions.replay import replay
 from dtlab.units.unit11.cluster import (
@@ -23,10 +24,11 @@ from dtlab.units.unit11.cluster import (
     planned_starts,
 )
 from dtlab.units.unit11.orchestrator import PART, drawn, example, played, told
-from tests.known_answers import known_answers
+from tests.known_answers import answers_of
 
 CHECK: Any = PART.check
-ANSWERS = next(known for known in known_answers() if known.part.name == "11/orchestrator")
+ANSWERS = answers_of(find_part("11/orchestrator"))
+assert ANSWERS is not None
 RIGHT, FORGETS = ANSWERS.right[0], ANSWERS.named["Forgets"]
 
 A = Job("a", 0, 2, "all_reduce", 10, 3, 2)
