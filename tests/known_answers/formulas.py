@@ -74,7 +74,7 @@ def _other(right: Any, avoided: list[Any]) -> Any:
 
 
 def _undefined(value: Any) -> bool:
-    """Whether the formula of a mistake has no result (nan), so that nobody can hand it in."""
+    """Whether the formula of a mistake gives no number (nan), so that it is no answer."""
     return isinstance(value, float) and not math.isfinite(value)
 
 

@@ -205,9 +205,9 @@ def _not_ahead(case: Feeding, results: Sequence[Any], run: Observation) -> str:
             continue
         reads = [*zip(steps, result["begun"], strict=True)]
         for step in range(len(result["trained"]) - 1):
-            if not any(begun <= step < of for of, begun in reads):
+            if not any(begun <= step < used_in for used_in, begun in reads):
                 return f"rank {rank} reads nothing of the next batch during step {step}."
-        if (ahead := max((of - begun for of, begun in reads), default=0)) > _AHEAD:
+        if (ahead := max((used_in - begun for used_in, begun in reads), default=0)) > _AHEAD:
             return (
                 f"rank {rank} reads {ahead} batches ahead of the step; its memory has room for "
                 f"{_AHEAD}."
