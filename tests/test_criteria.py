@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dtlab.checks.functions.bench import Bench
 from dtlab.checks.functions.checks import Check, RecordedCheck
-from dtlab.checks.functions.criteria import Fault, Faulty, Noted, criterion, fault, rule
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, fault, rule
 from dtlab.checks.functions.trials import Observation, Recording, Trial
 from dtlab.checks.words import Explanation
 from dtlab.errors import Failure, RankError, RanksError, RankTimeoutError
@@ -168,9 +168,9 @@ def test_a_criterion_waits_for_several_others() -> None:
 
     def statuses(first: str, second: str) -> list[str]:
         rules = (
-            criterion("first", 1, "right", objection(first)),
-            criterion("second", 1, "right", objection(second)),
-            criterion("third", 1, "right", objection("wrong"), after=("first", "second")),
+            rule("first", 1, "right", by=objection(first)),
+            rule("second", 1, "right", by=objection(second)),
+            rule("third", 1, "right", by=objection("wrong"), after=("first", "second")),
         )
         settled = Check(lambda _: [], rules).settle([saw("small", 2)])
         return [one.status for one in settled]
@@ -207,7 +207,7 @@ def test_a_further_fault_and_an_objection_keep_their_known_mistakes() -> None:
     also = rule("small", 1, "right", also=lambda _: said).settle([saw("small", 2)])
     assert (also.status, also.message, also.mistake) == ("lost", "it is cold", "cold")
     assert type(also.message) is str
-    objected = criterion("small", 1, "right", lambda *_: said).settle([saw("small", 2)])
+    objected = rule("small", 1, "right", by=(lambda *_: said,)).settle([saw("small", 2)])
     assert objected.message == "1 rank, Doubling(topic='small'): it is cold"
     assert objected.mistake == "cold"
 

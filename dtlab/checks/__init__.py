@@ -1,6 +1,7 @@
 """The kit: what a graded part is made of, and the reports that learners and nbgrader read.
 
     parts.py       the catalogue: a part by its name, `ask` and `check`
+    comparison.py  `difference`: what is wrong with a value, and which known mistake gives it
     functions/     parts whose answer is a function, which runs on real ranks
     questions/     parts whose answers are values, with their formulas
     programs/      parts whose answer is a diagnosis and a fixed program

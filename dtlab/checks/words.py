@@ -22,8 +22,8 @@ _SPELLED = (
 class Explanation(str):
     """A message with the known mistake that it reports, in words without the learner's numbers.
 
-    String operations and f-strings return a plain `str`. Code that adds a prefix or advice keeps
-    the mistake by `Explanation(f"rank 0: {message}", mistake_of(message))`.
+    `+` keeps the mistake: `"rank 0: " + message`. Other operations and f-strings return a plain
+    `str`.
     """
 
     mistake: str
@@ -32,6 +32,12 @@ class Explanation(str):
         explanation = super().__new__(cls, message)
         explanation.mistake = mistake
         return explanation
+
+    def __add__(self, more: str) -> Explanation:
+        return Explanation(str.__add__(self, more), self.mistake)
+
+    def __radd__(self, before: str) -> Explanation:
+        return Explanation(str.__add__(before, self), self.mistake)
 
 
 def mistake_of(message: str) -> str:

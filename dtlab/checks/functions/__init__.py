@@ -7,7 +7,7 @@
     defences.py    written answers, which a person grades by a rubric
     groups.py      subgroups of ranks on which a function is called at the same time
     nets.py        descriptions of models that checks draw; modules.py builds them
-    values.py      compares gradients and sums over ranks
+    values.py      whole numbers that show which ranks' values a sum contains
     resident.py    memory that an answer keeps, as the kernel counts it
     finished.py    detects calls of library functions that solve the exercise
     unseen.py      finds traffic that the recorder did not see

@@ -144,6 +144,15 @@ def _for_the_learner(
     return found
 
 
+def _trouble(observations: Sequence[Observation]) -> str:
+    """Why a launch failed in a case whose crash loses the first criterion; empty if none did."""
+    for one in observations:
+        case = one.trial.cases[one.failed_case or 0]
+        if one.error is not None and case.guilty is None:
+            return f"{one.trouble}\n{case.advice(one.trouble)}".rstrip()
+    return ""
+
+
 def _no_more(observations: Sequence[Observation]) -> Sequence[tuple[Trial, Callable[..., Any]]]:
     return ()
 
@@ -217,6 +226,8 @@ class Check:
             waits = any(settled[name].status != "ok" for name in names if name)
             verdict = blocked("judged once the criterion above is right") if waits else None
             one = rule.closed(verdict) if verdict else rule.settle(observations, texts)
+            if not settled and one.status == "blocked" and (trouble := _trouble(observations)):
+                one = rule.closed(lost(trouble))
             settled[rule.name] = one
         return list(settled.values())
 

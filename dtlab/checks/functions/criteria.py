@@ -11,18 +11,19 @@ The criterion is lost with the first fault of its name, or if a rank crashes in 
 `by_trace` also reports faults: those that the trace of a trial shows. If a fault is a known
 mistake, its message is an `Explanation`, and the criterion keeps the mistake.
 
-For runs of a whole program, `criterion` takes objections instead of a case's faults. An objection
-is a function of a case, of what its ranks returned, and of the observation. It says what is wrong
-and what to look at next; an empty string means that nothing is wrong.
+Criteria of whole programs share their judges: `by` lists objections. An objection is a function of
+a case, of what its ranks returned, and of the observation. It says what is wrong and what to look
+at next; an empty string means that nothing is wrong.
 
-    criterion("bytes", 2, "two all-reduces a layer", not_shared, other_bytes)
-    criterion("training", 1, "as one process", other_training, after="bytes")
+    rule("bytes", 2, "two all-reduces a layer", by=(not_shared, other_bytes))
+    rule("training", 1, "as one process", by=other_training, after="bytes")
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, ClassVar
 
 from dtlab.checks.functions.checks import Judging, Rule, Verdict, blocked, lost, ok, waits_for
@@ -37,7 +38,6 @@ __all__ = [
     "Objection",
     "Seen",
     "after_reduce",
-    "criterion",
     "fault",
     "finished_code",
     "of_topic",
@@ -139,48 +139,60 @@ def rule(
     points: float,
     right: str,
     *before: str,
+    by: Objection | Sequence[Objection] = (),
     lost_by: Sequence[str] = (),
+    waits: Callable[[Seen], str] = lambda _: "",
     also: Callable[[Seen], str] = lambda _: "",
     advice: Callable[[Seen, str], str] = lambda _, __: "",
     on: str = "",
     finish: bool = False,
-    after: str = "",
+    after: str | tuple[str, ...] = (),
     most: int = 1,
     then: Sequence[str] = (),
+    alone: Callable[[Seen], str] | None = None,
 ) -> Rule:
     """Makes the criterion `name`, which is judged once there is no fault of a name in `before`.
 
-    It is lost by faults of its name, or of the names in `lost_by`, in this order. `also` returns
-    a further fault, or an empty string. `advice` returns a hint, given the trials that show the
-    criterion and the fault. With `on`, the criterion is judged on trials of this topic, and is
-    blocked if another trial that shows it fails. With `finish`, it is blocked if any trial hangs,
-    also one that does not show it. For `after` see `Rule`. The message of a lost criterion has at
-    most `most` faults: its own ones, and then those of the names in `then`, whose criteria it
-    blocks.
+    It is lost by faults of its name, or of the names in `lost_by`, in this order, and by the
+    objections in `by`, which judge the runs only if all of them finish. `also` returns a further
+    fault, or an empty string. `advice` returns a hint, given the trials that show the criterion
+    and the fault. If `waits` returns a text, the criterion is blocked: "judged once ...".
+
+    With `on`, the criterion is judged on trials of this topic, and is blocked if another trial
+    that shows it fails. With `finish`, it is blocked if any trial hangs, also one that does not
+    show it. For `after` see `Rule`. The message of a lost criterion has at most `most` faults: its
+    own ones, and then those of the names in `then`, whose criteria it blocks. A criterion that
+    judges several cases together has an `alone`, which says what is wrong with a single one.
     """
+    objections = (by,) if callable(by) else by
 
     def judged(seen: Seen) -> Verdict:
         if lacking := next((other for other in before if fault(seen, other)), ""):
             return waits_for(lacking)
+        if until := waits(seen):
+            return blocked(f"judged once {until}")
         shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
         off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
-        unfinished = _unfinished(off_topic)
+        unfinished = _unfinished(seen if objections else off_topic)
         if unfinished:
             return blocked(unfinished)
         own = [text for other in lost_by or (name,) for text in _all_faults(seen, other)]
+        own += islice(_messages(seen, objections), most)
         more = [text for other in then for text in _all_faults(seen, other)] if own else []
         wrong = [*own, *more][:most] or list(filter(None, [also(seen)]))
         if wrong:
-            message = "\n".join(wrong)
-            message = f"{message}\n{advice(shown, message)}".rstrip()
+            hint = advice(shown, "\n".join(wrong))
+            message = "\n".join(filter(None, [*wrong, hint]))
             return lost(Explanation(message, mistake_of(wrong[0])))
-        unseen = len(shown) == len(off_topic)  # a trial that hangs is the last one to run
+        # A trial that hangs is the last one to run.
+        unseen = len(shown) == len(off_topic) and any(map(_cases, seen))
         if (unseen or finish) and any(trial.hung for trial in seen):
             return blocked("judged once the ranks finish the trials before it")
         unfinished = _unfinished(shown)
         return blocked(unfinished) if unfinished else ok(right)
 
-    return Rule(name, points, Judging(right, judged, by_case=True), after)
+    each = Judging(right, judged, alone is None, alone or (lambda _: ""))
+    return Rule(name, points, each, after)
 
 
 def _unfinished(seen: Seen) -> str:
@@ -188,10 +200,11 @@ def _unfinished(seen: Seen) -> str:
     for observation in seen:
         if observation.error is not None:
             where = observation.trial.words(observation.stopped_in)
-            if not _cases(observation)[observation.failed_case or 0].guilty:
+            if observation.trial.cases[observation.failed_case or 0].guilty == "":
                 return f"the library's own run failed ({where}): the machine is busy. Check again"
             return f"judged once nothing fails in {where}"
-    if any(message.endswith(UNREADABLE) for trial in seen for _, message in _found(trial)):
+    faulty = [trial for trial in seen if _cases(trial)]
+    if any(message.endswith(UNREADABLE) for trial in faulty for _, message in _found(trial)):
         return "judged once the ranks return readable results"
     return ""
 
@@ -202,7 +215,7 @@ def fault(seen: Seen, name: str) -> str:
 
 
 def _all_faults(seen: Seen, name: str) -> list[str]:
-    return [message for observation in seen for message in _faults(observation, name)]
+    return [message for one in seen if _cases(one) for message in _faults(one, name)]
 
 
 def finished_code(observation: Observation) -> str:
@@ -294,50 +307,14 @@ def traffic(topic: str, times: float, advice: str) -> Callable[[Seen], str]:
     return wrong
 
 
-# Criteria of whole programs, judged by objections -----------------------------------------------
+# Objections: judges that several parts share ----------------------------------------------------
 
 Objection = Callable[[Any, Any, Observation], str]
 
 
-def criterion(
-    name: str,
-    points: float,
-    right: str,
-    *objections: Objection,
-    after: str | tuple[str, ...] = (),
-    trouble: Callable[[Observation], str] = lambda observation: observation.trouble,
-    waits: bool = False,
-    unclear: Objection = lambda case, results, observation: "",
-) -> Rule:
-    """Makes a criterion that is lost if the ranks did not finish or if an objection is raised.
-
-    Its message is `right` if there is no objection. `trouble` says why the ranks did not finish.
-    With `waits`, the criterion is then blocked instead, because another criterion is lost already.
-    Without an objection, it is blocked as well if `unclear` says until when a run is not judged.
-    """
-
-    def judge(seen: Sequence[Observation]) -> Verdict:
-        failure = next(filter(None, map(trouble, seen)), "")
-        if failure and waits:
-            return blocked("judged once the ranks finish")
-        message = failure or next(_messages(seen, objections), "")
-        if message:
-            return lost(message)
-        until = next(filter(None, (unclear(*run) for run in _runs(seen))), "")
-        return blocked(f"judged once {until}") if until else ok(right)
-
-    return Rule(name, points, Judging(right, judge, by_case=True), after)
-
-
-def _runs(seen: Sequence[Observation]) -> Iterator[tuple[Any, Any, Observation]]:
-    """Each case that ran, with what its ranks returned, and the observation."""
-    for observation in seen:
-        by_case = zip(observation.trial.cases, observation.results, strict=True)
-        yield from ((case, results, observation) for case, results in by_case)
-
-
-def _messages(seen: Sequence[Observation], objections: Sequence[Objection]) -> Iterator[str]:
-    for observation in seen:
+def _messages(seen: Seen, objections: Sequence[Objection]) -> Iterator[str]:
+    """The first objection to each case, with the words of the case."""
+    for observation in seen if objections else ():
         trial, hint = observation.trial, after_reduce(observation)
         by_case = zip(trial.cases, observation.results, strict=True)
         for number, (case, results) in enumerate(by_case):

@@ -43,6 +43,18 @@ class Skipping(Chain):
         self.spare = nn.Linear(3, 2)
 
 
+class Shifted(Chain):
+    """A chain with a parameter of its own, which belongs to none of its layers."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__(sizes)
+        self.shift = nn.Parameter(torch.zeros(sizes[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Chain`; adds the shift to the outputs."""
+        return super().forward(x) + self.shift
+
+
 class Frozen(Chain):
     """A chain whose second layer is frozen."""
 
@@ -150,6 +162,7 @@ class Marked(Chain):
 KINDS: dict[str, type[nn.Module]] = {
     "chain": Chain,
     "frozen": Frozen,
+    "shifted": Shifted,
     "skipping": Skipping,
     "tied": Tied,
     "mixed": Mixed,

@@ -70,6 +70,14 @@ class Case(ABC):
     finished: ClassVar[tuple[str, ...]] = ()
     allowed: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def guilty(self) -> str | None:
+        """The criterion that is lost by a crash in this case; None: the check's first one.
+
+        It is empty if only the library's own code can fail here.
+        """
+        return None
+
     @abstractmethod
     def given(self, rank: int, world_size: int) -> Any:
         """Returns the inputs of one rank, which no other rank gets."""
@@ -232,7 +240,7 @@ class Observation:
         numbered = enumerate(zip(self.trial.cases, self.results, strict=True))
         mistakes = [(number, _mistake(case, results)) for number, (case, results) in numbered]
         return [
-            f"{self.trial.words(number)}, {mistake}" for number, mistake in mistakes if mistake
+            f"{self.trial.words(number)}, " + mistake for number, mistake in mistakes if mistake
         ]
 
     def is_wrong(self, case: int) -> bool:

@@ -12,24 +12,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["beside", "close", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
+__all__ = ["beside", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
 
 RATE = 0.1
-# Tolerances relative to an element and to the largest element. Rounding errors are about 1e-6.
-_RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 
 
 def same_bits(first: Tensor | None, second: Tensor | None) -> bool:
     """Whether two gradients are bitwise equal, or both None."""
     return first is second if first is None or second is None else first.equal(second)
-
-
-def close(got: Tensor, wanted: Tensor) -> bool:
-    """Whether two tensors of the same shape are equal up to rounding."""
-    import torch
-
-    scale = float(wanted.abs().max())
-    return torch.allclose(got, wanted, rtol=_RELATIVE, atol=_ABSOLUTE * scale)
 
 
 def sgd_step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) -> None:

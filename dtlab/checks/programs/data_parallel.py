@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from dtlab.checks.functions.checks import Rule
-from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.criteria import Objection, rule
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.programs.cases import Training
 from dtlab.checks.programs.judges import copies_differ, not_shared_out
@@ -38,16 +38,16 @@ def shared(seed: int, epochs: int = 3, more: tuple[float, ...] = ()) -> list[Tri
 
 def trained(points: float, after: str, *objections: Objection) -> Rule:
     """Returns the criterion that ranks train as one process does."""
-    return criterion("training", points, _AS_ONE, *objections, after=after)
+    return rule("training", points, _AS_ONE, by=(*objections,), after=after)
 
 
 def equal_copies(optimizer: Optimizer, *more: Objection) -> tuple[Rule, Rule]:
     """Returns two criteria: the copies are equal, and they are trained as in one process."""
-    copies = criterion("copies", 1, COPIES, copies_differ)
+    copies = rule("copies", 1, COPIES, by=copies_differ)
     return copies, trained(2, "copies", not_shared_out, not_as_one_process(optimizer), *more)
 
 
 def shared_samples(optimizer: Optimizer, name: str, right: str) -> tuple[Rule, Rule]:
     """Returns two criteria: samples are distributed, and copies are trained as in one process."""
-    samples = criterion(name, 2, right, not_shared_out)
+    samples = rule(name, 2, right, by=not_shared_out)
     return samples, trained(1, name, copies_differ, not_as_one_process(optimizer))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, blocked
-from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, fault, rule
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
 from dtlab.units.unit00.jobs import Job, draw_job, rows_of, trace_events
@@ -122,20 +122,21 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(1, cases) for cases in (strong, weak, base)]
 
 
+_SCALINGS = ("strong", "weak")
 _BASE = "right without a trace of one rank, with traces in any order"
 
 
-def _judge_base(seen: Seen) -> Verdict:
-    """Judge the cases without a one-rank trace, for the scalings that are right with one."""
-    verdicts = {
-        name: rule(f"base, {name}", 0, _BASE, "form").judge(seen) for name in ("strong", "weak")
-    }
-    for name, verdict in verdicts.items():
-        if verdict.status == "lost" and rule(name, 0, "").judge(seen).status == "ok":
-            return verdict
-    if any(verdict.status == "lost" for verdict in verdicts.values()):
-        return blocked("judged once strong and weak scaling are right with a trace of one rank")
-    return verdicts["strong"]
+def _wrong_base(seen: Seen) -> str:
+    """The fault without a one-rank trace, of a scaling that is right with one; else empty."""
+    wrong = {name: fault(seen, f"base, {name}") for name in _SCALINGS if not fault(seen, name)}
+    return next(filter(None, wrong.values()), "")
+
+
+def _unclear_base(seen: Seen) -> str:
+    """Until when the cases without a one-rank trace are not judged; empty if they are."""
+    if _wrong_base(seen) or not any(fault(seen, f"base, {name}") for name in _SCALINGS):
+        return ""
+    return "strong and weak scaling are right with a trace of one rank"
 
 
 PART = Part(
@@ -149,7 +150,7 @@ PART = Part(
         rules=(
             rule("strong", 3, "right for strong scaling"),
             rule("weak", 2, "right for weak scaling", "form"),
-            Rule("base", 2, Judging(_BASE, _judge_base)),
+            rule("base", 2, _BASE, "form", waits=_unclear_base, also=_wrong_base),
         ),
     ),
 )

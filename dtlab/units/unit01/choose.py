@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, blocked, lost, ok
-from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.checks import Check
+from dtlab.checks.functions.criteria import Seen, rule
 from dtlab.checks.functions.trials import Case, Trial
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount, links_of, nodes_of
@@ -243,21 +243,15 @@ def _on_the_wire(seen: Seen) -> list[tuple[Trial, Callable[..., Any]]]:
 # Judges -----------------------------------------------------------------------------------------
 
 
-def _judge(right: str, wrong: Callable[[Seen], str], *, first: bool = False) -> Judging:
-    """A judge that passes if `wrong` returns "". Only the `first` judge reports invalid names."""
-
-    def judge(seen: Seen) -> Verdict:
-        if seen[0].mistakes:
-            waiting = blocked("judged once choose returns a valid name for every size")
-            return lost(seen[0].mistakes[0]) if first else waiting
-        message = wrong(seen)
-        return lost(message) if message else ok(right)
-
-    return Judging(right, judge, by_case=True)
+def _named(seen: Seen) -> str:
+    """Until when only the first criterion is judged: there is a name for every size."""
+    return "choose returns a valid name for every size" if seen[0].mistakes else ""
 
 
 def _over_budget(seen: Seen) -> str:
-    """A message if the table exceeds its time budget on the notebook's network; else empty."""
+    """A message if a name is invalid, or if the table exceeds its time budget; else empty."""
+    if seen[0].mistakes:
+        return seen[0].mistakes[0]
     if getattr(seen[0].trial.cases[0], "cluster", None) != NETWORK:  # another case, run again
         return ""
     rows = [
@@ -323,9 +317,21 @@ PART = Part(
         trials=_trials,
         then=_on_the_wire,
         rules=(
-            Rule("budget", 4, _judge("the step is within the budget", _over_budget, first=True)),
-            Rule("elsewhere", 4, _judge("nearly as fast on other networks too", _slow_elsewhere)),
-            Rule("wire", 2, _judge("real runs are as fast as predicted", _slow_on_the_wire)),
+            rule("budget", 4, "the step is within the budget", also=_over_budget),
+            rule(
+                "elsewhere",
+                4,
+                "nearly as fast on other networks too",
+                waits=_named,
+                also=_slow_elsewhere,
+            ),
+            rule(
+                "wire",
+                2,
+                "real runs are as fast as predicted",
+                waits=_named,
+                also=_slow_on_the_wire,
+            ),
         ),
     ),
 )

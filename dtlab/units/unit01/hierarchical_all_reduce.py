@@ -15,11 +15,11 @@ from dtlab.units.unit01.calls import HierarchicalAllReduce, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
     calls_of,
-    judge_result,
-    judge_sent,
-    judge_subgroups,
     messages,
     other_dtype,
+    rule_of_messages,
+    rule_of_result,
+    rule_of_subgroups,
     sizes_pattern,
 )
 
@@ -73,7 +73,7 @@ def _traffic_rule(*, crossing: bool) -> Rule:
         )
 
     right = f"each rank sends at most {formula} {where}"
-    return Rule(name, 2, judge_sent(right, wrong, inf, measured=len(_PER_NODE)))
+    return rule_of_messages(name, 2, right, wrong, inf, measured=len(_PER_NODE))
 
 
 def _advice(all_sent: list[Message], sent: list[int], per_node: int) -> str:
@@ -129,15 +129,12 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule(
-                "result",
+            rule_of_result(
                 3,
-                judge_result(
-                    "the sum is right and in place on up to 6 ranks, in nodes of 1, 2 and 3",
-                    _pattern,
-                ),
+                "the sum is right and in place on up to 6 ranks, in nodes of 1, 2 and 3",
+                _pattern,
             ),
-            Rule("subgroups", 1, judge_subgroups),
+            rule_of_subgroups(1),
             _traffic_rule(crossing=True),
             _traffic_rule(crossing=False),
         ),

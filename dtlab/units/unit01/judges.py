@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dtlab.checks.functions.checks import Judging, Verdict, blocked, lost, ok
-from dtlab.checks.functions.criteria import Seen
+from dtlab.checks.functions.checks import Rule
+from dtlab.checks.functions.criteria import Seen, rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import by_luck, unseen_messages
 from dtlab.checks.words import amount, count_ranks
@@ -16,9 +16,10 @@ from dtlab.units.unit01.calls import Call
 if TYPE_CHECKING:
     from dtlab.trace import Trace
 
-__all__ = ["DIRECTION", "Message", "after_result", "calls_of", "chunks_pattern", "first_mistake",
-           "judge_result", "judge_sent", "judge_subgroups", "messages", "other_dtype",
-           "over_the_world", "sizes_pattern", "world_sizes_right"]  # fmt: skip
+__all__ = ["DIRECTION", "Message", "calls_of", "chunks_pattern", "first_mistake", "messages",
+           "other_dtype", "over_the_world", "rule_after_result", "rule_of_messages",
+           "rule_of_result", "rule_of_subgroups", "sizes_pattern",
+           "world_sizes_right"]  # fmt: skip
 
 DIRECTION = (
     "If you send to rank + 1, the number of the chunk goes one back in each round; if you send to "
@@ -121,42 +122,41 @@ def _too_early(seen: Seen) -> str:
     return f"{sentence}\nA missing wait() can explain these values: fix it first."
 
 
-def judge_result(right: str, pattern: Callable[[Seen], str]) -> Judging:
-    """Makes a judge of the result over all ranks; `right` is its message for a right result.
+def rule_of_result(points: float, right: str, pattern: Callable[[Seen], str]) -> Rule:
+    """Makes the criterion "result", over all ranks; `right` is its message for a right result.
 
     `pattern` returns advice if the right and the wrong calls follow a known pattern.
     """
 
-    def judge(seen: Seen) -> Verdict:
+    def wrong(seen: Seen) -> str:
         world = over_the_world(seen)
         mistake = first_mistake(world)
-        wrong = f"{mistake}\n{pattern(world)}".rstrip() if mistake else by_luck(world)
-        wrong = _too_early(world) or wrong
-        wrong = _moved_by_other_code(seen) or wrong
-        return lost(wrong) if wrong else ok(right)
+        found = f"{mistake}\n{pattern(world)}".rstrip() if mistake else by_luck(world)
+        return _moved_by_other_code(seen) or _too_early(world) or found
 
     def alone(seen: Seen) -> str:
         return _moved_by_other_code(seen) or by_luck(over_the_world(seen))
 
-    return Judging(right, judge, alone=alone)
+    return rule("result", points, right, also=wrong, alone=alone)
 
 
-def after_result(right: str, wrong: Callable[[Seen], str]) -> Judging:
-    """Makes a judge that is blocked until the learner's own messages give the right result.
+def rule_after_result(name: str, points: float, right: str, wrong: Callable[[Seen], str]) -> Rule:
+    """Makes a criterion that waits until the learner's own messages give the right result.
 
     Then `wrong` returns a message about a mistake; if that is empty, the criterion is met, and
     its message is `right`.
     """
 
-    def judge(seen: Seen) -> Verdict:
+    def until(seen: Seen) -> str:
         if _moved_by_other_code(seen):
-            return blocked("judged once your own messages move the data")
-        if any(run.mistakes for run in over_the_world(seen)):
-            return blocked("judged once the result over all ranks is right")
-        message = wrong(seen)
-        return lost(message) if message else ok(right)
+            return _OWN_MESSAGES
+        wrong = any(run.mistakes for run in over_the_world(seen))
+        return "the result over all ranks is right" if wrong else ""
 
-    return Judging(right, judge)
+    return rule(name, points, right, waits=until, also=wrong, alone=lambda _: "")
+
+
+_OWN_MESSAGES = "your own messages move the data"
 
 
 def _wrong_in_groups(seen: Seen) -> str:
@@ -165,36 +165,42 @@ def _wrong_in_groups(seen: Seen) -> str:
     return next((run.mistakes[0] for run in runs if run.mistakes), "")
 
 
-judge_subgroups = after_result("right on groups of some of the ranks too", _wrong_in_groups)
+def rule_of_subgroups(points: float) -> Rule:
+    """Makes the criterion "subgroups"."""
+    right = "right on groups of some of the ranks too"
+    return rule_after_result("subgroups", points, right, _wrong_in_groups)
 
 
-def judge_sent(
+def rule_of_messages(
+    name: str,
+    points: float,
     right: str,
     wrong: Callable[[Any, Trace], str],
     least: float = 0,
     measured: int = 1,
-) -> Judging:
-    """A judge of the messages in the first `measured` trials, each of which has one call.
+) -> Rule:
+    """Makes a criterion of the messages in the first `measured` trials, each of one call.
 
     `wrong(call, trace)` returns a message about a mistake, or "". If a result is wrong and a
-    rank sent less than `least` bytes, the criterion is blocked until the result is right.
+    rank sent less than `least` bytes, the criterion waits until the result is right.
     """
 
-    def judge(seen: Seen) -> Verdict:
+    def until(seen: Seen) -> str:
         if _moved_by_other_code(seen):
-            return blocked("judged once your own messages move the data")
-        sent = []
+            return _OWN_MESSAGES
         for run in seen[:measured]:
             ranks = count_ranks(run.trial.world_size)
             if run.trace is None:
-                return blocked(f"judged once the call returns on {ranks}")
+                return f"the call returns on {ranks}"
             if run.mistakes and min(run.trace.bytes_sent()) < least:
-                return blocked(f"judged once the result is right on {ranks}")
-            sent.append(wrong(run.trial.cases[0], run.trace))
-        message = next(filter(None, sent), "")
-        return lost(message) if message else ok(right)
+                return f"the result is right on {ranks}"
+        return ""
 
-    return Judging(right, judge)
+    def mistake(seen: Seen) -> str:
+        runs = ((run.trial.cases[0], run.trace) for run in seen[:measured])
+        return next(filter(None, (wrong(case, trace) for case, trace in runs if trace)), "")
+
+    return rule(name, points, right, waits=until, also=mistake, alone=lambda _: "")
 
 
 # Patterns ---------------------------------------------------------------------------------------

@@ -14,14 +14,14 @@ from dtlab.checks.words import amount, ranks_in_words
 from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import ReduceScatter, draw_groups
 from dtlab.units.unit01.judges import (
-    after_result,
     chunks_pattern,
-    judge_result,
-    judge_sent,
-    judge_subgroups,
     messages,
     other_dtype,
     over_the_world,
+    rule_after_result,
+    rule_of_messages,
+    rule_of_result,
+    rule_of_subgroups,
 )
 
 if TYPE_CHECKING:
@@ -106,9 +106,9 @@ def ring_rules(halves: int, points: float) -> tuple[Rule, ...]:
 
     least = (1 - _SLACK) * need  # a rank that sends fewer bytes does not run a ring yet
     return (
-        Rule("bytes", points, judge_sent(f"each rank sends {formula}", other_bytes)),
-        Rule("neighbours", 1, judge_sent("only neighbours exchange messages", strangers, least)),
-        Rule("rounds", 1, judge_sent("no more rounds than a ring needs", more_rounds, least)),
+        rule_of_messages("bytes", points, f"each rank sends {formula}", other_bytes),
+        rule_of_messages("neighbours", 1, "only neighbours exchange messages", strangers, least),
+        rule_of_messages("rounds", 1, "no more rounds than a ring needs", more_rounds, least),
     )
 
 
@@ -148,13 +148,9 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule(
-                "result",
-                2,
-                judge_result("chunk r of the sum is on rank r, on 1 to 5 ranks", chunks_pattern),
-            ),
-            Rule("input", 1, after_result("`input` is unchanged", _changed_input)),
-            Rule("subgroups", 1, judge_subgroups),
+            rule_of_result(2, "chunk r of the sum is on rank r, on 1 to 5 ranks", chunks_pattern),
+            rule_after_result("input", 1, "`input` is unchanged", _changed_input),
+            rule_of_subgroups(1),
             *ring_rules(halves=1, points=2),
         ),
     ),

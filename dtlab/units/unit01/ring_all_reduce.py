@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from dtlab.checks.functions.checks import Check, Rule
+from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Seen
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.parts import Part
@@ -14,8 +14,8 @@ from dtlab.units.unit01.judges import (
     calls_of,
     chunks_pattern,
     first_mistake,
-    judge_result,
-    judge_subgroups,
+    rule_of_result,
+    rule_of_subgroups,
 )
 from dtlab.units.unit01.reduce_scatter import BYTES, RANKS, ring_rules, sends_as_a_ring
 
@@ -113,16 +113,13 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule(
-                "result",
+            rule_of_result(
                 3,
-                judge_result(
-                    "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, even if N does not "
-                    "divide the size, and with fewer elements than ranks",
-                    _pattern,
-                ),
+                "the sum is right and in place on 1, 2, 3, 4 and 5 ranks, even if N does not "
+                "divide the size, and with fewer elements than ranks",
+                _pattern,
             ),
-            Rule("subgroups", 2, judge_subgroups),
+            rule_of_subgroups(2),
             *ring_rules(halves=2, points=3),
         ),
     ),

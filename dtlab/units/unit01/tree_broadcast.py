@@ -6,7 +6,7 @@ import random
 from math import inf
 from typing import TYPE_CHECKING
 
-from dtlab.checks.functions.checks import Check, Rule
+from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Seen
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
@@ -15,11 +15,11 @@ from dtlab.predict.units import counted
 from dtlab.units.unit01.calls import Broadcast, draw_groups
 from dtlab.units.unit01.judges import (
     Message,
-    judge_result,
-    judge_sent,
-    judge_subgroups,
     messages,
     other_dtype,
+    rule_of_messages,
+    rule_of_result,
+    rule_of_subgroups,
     world_sizes_right,
 )
 
@@ -118,14 +118,10 @@ PART = Part(
     check=Check(
         trials=_trials,
         rules=(
-            Rule(
-                "result",
-                2,
-                judge_result("all ranks have the source's tensor, on up to 9 ranks", _pattern),
-            ),
-            Rule("subgroups", 1, judge_subgroups),
-            Rule("once", 1, judge_sent("each rank receives the tensor once", _not_once, inf)),
-            Rule("rounds", 2, judge_sent("log2 N rounds, rounded up", _more_rounds, inf)),
+            rule_of_result(2, "all ranks have the source's tensor, on up to 9 ranks", _pattern),
+            rule_of_subgroups(1),
+            rule_of_messages("once", 1, "each rank receives the tensor once", _not_once, inf),
+            rule_of_messages("rounds", 2, "log2 N rounds, rounded up", _more_rounds, inf),
         ),
     ),
     reference="dtlab.collectives.tree_broadcast",

@@ -68,10 +68,12 @@ def _trials(seed: int) -> list[Trial]:
     """Trials on 1 to 4 ranks; then with parameters that have no gradient, and groups."""
     draw = random.Random(seed)
     nets = draw_nets(draw)
+    shifted = Net("shifted", nets[0].sizes, "three layers and a parameter of the model's own")
     skipping = Net("skipping", (*nets[0].sizes, 5), "a frozen and an unused layer")
     groups = draw_groups(draw, world_size=5, size=3)
     return [
         *(Trial(ranks, [Afterwards(seed, net) for net in nets]) for ranks in (4, 1, 2, 3)),
+        Trial(2, [Afterwards(seed, shifted)]),
         Trial(3, [Afterwards(seed, skipping, "frozen", hint=_FROZEN)]),
         Trial(5, [Afterwards(seed, nets[0], "subgroups", groups=groups)]),
     ]

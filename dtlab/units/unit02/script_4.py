@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import Seen, Training
 from dtlab.checks.programs.data_parallel import SGD, trained
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = ["PART", "Damaged", "other_steps"]
-
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ PART = script_part(
     Trial(2, [Damaged(0, 96, 3)]),
     _trials,
     (
-        criterion("steps", 2, "all ranks leave out the same steps", not_shared_out, other_steps),
+        rule("steps", 2, "all ranks leave out the same steps", by=(not_shared_out, other_steps)),
         trained(1, "steps", copies_differ, _not_as_one_process),
     ),
     lines=[

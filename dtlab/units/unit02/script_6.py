@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.programs.cases import Training
 from dtlab.checks.programs.data_parallel import SGD, trained
@@ -47,7 +47,7 @@ PART = script_part(
     Trial(2, [_accumulated(0, 128, 4)]),
     _trials,
     (
-        criterion("traffic", 1, "a rank sends one gradient for each step", too_much_sent),
+        rule("traffic", 1, "a rank sends one gradient for each step", by=too_much_sent),
         trained(
             2, "traffic", too_large_passes, not_shared_out, copies_differ, not_as_one_process(SGD)
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.cases import Seen, Training
 from dtlab.checks.programs.data_parallel import COPIES, SCENE, shared, trained
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
 _FAST = Optimizer(0.5)
-
 
 
 def _not_as_one_process(case: Training, results: Sequence[Seen], run: Observation) -> str:
@@ -57,7 +56,7 @@ PART = script_part(
     SCENE,
     shared,
     (
-        criterion("copies", 1, COPIES, copies_differ),
+        rule("copies", 1, COPIES, by=copies_differ),
         trained(2, "copies", not_shared_out, _not_as_one_process),
     ),
     lines=[

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import Seen, Training
 from dtlab.checks.programs.data_parallel import SGD, trained
@@ -16,7 +16,6 @@ from dtlab.checks.programs.reference import not_as_one_process
 from dtlab.checks.programs.run import Program
 from dtlab.checks.programs.training import script_part
 from dtlab.checks.words import nodes_of, ranks_in_words
-from dtlab.errors import RankError
 from dtlab.predict import Cluster
 
 if TYPE_CHECKING:
@@ -40,6 +39,14 @@ class OnCards(Training):
         nodes = nodes_of(Cluster(self.nodes, 2))
         spread = "ranks assigned to nodes in turn" if self.round else "one node after the other"
         return f"{nodes}" + (f", {spread}" if self.nodes > 1 else "")
+
+    def advice(self, trouble: str) -> str:
+        if "device ordinal" not in trouble:
+            return ""
+        return (
+            "This rank requests a card that its node does not have. On every node, the numbers of "
+            "cards begin at 0."
+        )
 
     def place(self, rank: int) -> tuple[int, int]:
         """The node of a rank, and the rank's LOCAL_RANK."""
@@ -79,16 +86,6 @@ def _trials(seed: int) -> list[Trial]:
     return [Trial(2, [OnCards(seed, samples)]), Trial(4, [two, dealt])]
 
 
-def _no_such_card(run: Observation) -> str:
-    """The error of the ranks, in plainer words if a rank requested a GPU that does not exist."""
-    if "device ordinal" not in run.trouble or not isinstance(run.error, RankError):
-        return run.trouble
-    return (
-        f"{run.trial.words(run.failed_case)}: rank {min(run.error.failures)} requests a card that "
-        "its node does not have. On every node, the numbers of cards begin at 0."
-    )
-
-
 def wrong_cards(case: OnCards, results: Sequence[Seen], run: Observation) -> str:
     """A message if a rank uses another GPU than that of its LOCAL_RANK."""
     for rank, result in enumerate(results):
@@ -120,12 +117,11 @@ PART = script_part(
     Trial(4, [OnCards(0, 128, nodes=2)]),
     _trials,
     (
-        criterion(
+        rule(
             "samples",
             2,
             "in every epoch each sample goes to one rank of all nodes",
-            not_shared_out,
-            trouble=_no_such_card,
+            by=not_shared_out,
         ),
         trained(1, "samples", wrong_cards, copies_differ, not_as_one_process(SGD)),
     ),

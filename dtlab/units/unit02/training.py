@@ -18,13 +18,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab import torch_internals
+from dtlab.checks.comparison import difference
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
 from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import FOREIGN, Reducing, inside_marks, marked_waits
-from dtlab.checks.functions.values import close, same_bits, sgd_step
+from dtlab.checks.functions.values import same_bits, sgd_step
 from dtlab.checks.words import amount
 
 if TYPE_CHECKING:
@@ -209,10 +210,10 @@ def _loss(module: nn.Module, inputs: Tensor, targets: Tensor) -> Any:
 
 # Mistakes that the values of the gradients show --------------------------------------------------
 
+_MEAN = "It should be the mean over the ranks."
 _OWN_GRADIENT = (
-    "this is the rank's own gradient: no all-reduce left its result in this `.grad`. If you "
-    "reduced a copy or a concatenation, write the result back. If you reduced the parameter: its "
-    "gradient is `parameter.grad`."
+    "No all-reduce left its result in this `.grad`. If you reduced a copy or a concatenation, "
+    "write the result back. If you reduced the parameter: its gradient is `parameter.grad`."
 )
 
 
@@ -227,7 +228,7 @@ def _wrong_step(
             every = {other: parts[place] for other, parts in own.items()}
             sentence = wrong_gradient(gradients[place], every, list(got), rank)
             if sentence:
-                return f"rank {rank}, {name}: {sentence}"
+                return f"rank {rank}: the gradient of {name} " + sentence
     first, *others = got
     for rank in others:
         for place, name in enumerate(names):
@@ -249,26 +250,22 @@ def wrong_gradient(
     """
     local = [grad for member, grad in own.items() if member in members and grad is not None]
     if not local:
-        return "" if got is None else "had no gradient, and should have none afterwards."
+        return "" if got is None else "was None, and should be None afterwards."
     if got is None:
-        return "has lost its gradient."
+        return "is None now: it has been lost."
     total, count = sum(local[1:], local[0]), len(members)
-    if got.shape != total.shape or got.dtype != total.dtype:
-        return f"the gradient is {tuple(got.shape)} of {got.dtype} now."
-    if close(got, total / count):
-        return ""
+    if got.shape == total.shape and got.dtype != total.dtype:
+        return f"is {got.dtype} now."
     every = [grad for grad in own.values() if grad is not None]
-    for value, message in (
-        (own[rank], _OWN_GRADIENT),
-        (total, "this is the sum over the ranks, not the mean."),
-        (total / count**2, "this is divided twice by the number of ranks."),
-        (local[0], f"this is rank {members[0]}'s own gradient, not the mean."),
-        (sum(every[1:], every[0]) / len(every), "this is the mean over all ranks."),
-    ):
-        if value is not None and close(got, value):
-            return message
-    worst = float((got - total / count).abs().max())
-    return f"this is off the mean over the ranks by up to {worst:.2g}."
+    known: dict[str, Any] = {
+        "is the sum over the ranks, not the mean": total,
+        "is divided twice by the number of ranks": total / count**2,
+        f"is rank {members[0]}'s own, not the mean": local[0],
+        "is the mean over all ranks": sum(every[1:], every[0]) / len(every),
+    }
+    if own[rank] is not None:
+        known = {"is the rank's own": (own[rank], _OWN_GRADIENT), **known}
+    return difference(got, total / count, known, hint=_MEAN)
 
 
 def _advice_on_groups(trouble: str) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.checks.functions.checks import Check, Judging, Rule, Verdict, blocked
+from dtlab.checks.comparison import close
+from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, of_topic, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import draw_groups
 from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.functions.unseen import FOREIGN
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount, spelled
 from dtlab.units.unit03.shares import loss_sum
@@ -164,21 +164,16 @@ _ONCE = rule(
     also=_not_reduced_once,
     after="equal",
 )
-_UNEVEN = rule(
-    "uneven",
-    3,
-    "right if ranks have unequal numbers of samples and microbatches, and one has no samples",
-)
 
 
-def _judge_uneven(seen: Seen) -> Verdict:
-    """Blocks the criterion if its trial hangs because gradients are sent more than once."""
+def _hangs(seen: Seen) -> str:
+    """Until when "uneven" waits, if its trial hangs since gradients are sent more than once."""
     if _ONCE.judge(seen).status == "lost" and any(run.hung for run in of_topic(seen, "uneven")):
-        return blocked(
-            "judged once the gradients are sent only once: ranks have different numbers of "
-            "microbatches here, and the ranks with more of them wait for the other ranks"
+        return (
+            "the gradients are sent only once: ranks have different numbers of microbatches here, "
+            "and the ranks with more of them wait for the other ranks"
         )
-    return _UNEVEN.judge(seen)
+    return ""
 
 
 PART = Part(
@@ -196,7 +191,14 @@ PART = Part(
                 "right on 1 and 4 ranks if all microbatches are equally large",
                 lost_by=("equal", FOREIGN),
             ),
-            Rule("uneven", 3, Judging(_UNEVEN.right, _judge_uneven), after="equal"),
+            rule(
+                "uneven",
+                3,
+                "right if ranks have unequal numbers of samples and microbatches, and one has no "
+                "samples",
+                waits=_hangs,
+                after="equal",
+            ),
             _ONCE,
             rule("added", 1, "adds to the old content of .grad", after="equal"),
             rule("graphs", 1, "holds the graph of only one microbatch at a time", after="equal"),

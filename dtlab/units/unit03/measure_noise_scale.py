@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import Groups, draw_groups, groups_in_words, members_of
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.functions.unseen import FOREIGN, Reducing
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.units.unit03.accumulate_over_ranks import travels_once
@@ -150,9 +150,10 @@ class Measuring(Reducing):
             for rank, value in values.items():
                 if isinstance(value, str):
                     return f"rank {rank}: your function returns {value}, not a float."
-                if not _same(value, norms.scale):
-                    why = self._why(value, norms, rank, len(results))
-                    return f"rank {rank}: {why}"
+                known = self._known(norms, rank, len(results))
+                hint = _NO_SIGNAL if norms.scale == math.inf else ""
+                if wrong := difference(value, norms.scale, known, hint=hint, near=_NEAR):
+                    return f"rank {rank}: the noise scale that your function returns " + wrong
             if len(set(values.values())) > 1:
                 return (
                     "right up to rounding, but not the same on all ranks, so that they may decide "
@@ -160,13 +161,10 @@ class Measuring(Reducing):
                 )
         return ""
 
-    def _why(self, got: float, norms: Norms, rank: int, world_size: int) -> str:
-        """Explains a wrong value, if it comes from a known mistake."""
+    def _known(self, norms: Norms, rank: int, world_size: int) -> Known:
+        """The noise scales that known mistakes give."""
         if norms.scale == math.inf:
-            return (
-                f"your function returns {got:.4g}, but |G|^2 comes out as {norms.signal:.4g}: "
-                "no signal was measured, and the noise scale is infinite."
-            )
+            return {}
         batch, size, apart = norms.batch, norms.ranks, norms.small - norms.big
 
         def biased(variance: float) -> float:
@@ -174,44 +172,50 @@ class Measuring(Reducing):
 
         squares = [float(each.double().square().sum()) for each in self.gradients(world_size)]
         lengths = sum(map(math.sqrt, squares)) / world_size
-        gap = "the squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b)"
-        known = {
-            "tr(Sigma) is the noise of one sample. This is that of a batch.": norms.scale / batch,
-            "this divides the sum of N squared deviations from the mean by N: divide by N - 1.": (
-                biased(batch * apart)
+        gap = (
+            "The squared norms differ by tr(Sigma) / b - tr(Sigma) / (N b): by what must you "
+            "divide their difference?"
+        )
+        return {
+            "is the noise of a batch over the signal": (
+                norms.scale / batch, "tr(Sigma) is the noise of one sample."
             ),
-            "the mean gradient is noisy too: subtract tr(Sigma) / (samples of all ranks) from "
-            "its squared norm.": norms.variance / norms.big,
-            "|G|^2 is not the squared norm of the mean gradient, which still contains tr(Sigma) / "
-            "(N b).": batch * apart / norms.big,
-            "square the norms: the formulas are about squared norms.": (
-                norms._replace(small=lengths, big=math.sqrt(norms.big)).scale
+            "divides the sum of N squared deviations from the mean by N": (
+                biased(batch * apart), "Divide by N - 1."
             ),
-            "this is the square of the mean norm: take the mean of the squared norms.": (
-                norms._replace(small=lengths**2).scale
+            "takes the mean gradient to be the signal": (
+                norms.variance / norms.big,
+                "It is noisy too: subtract tr(Sigma) / (samples of all ranks) from its squared "
+                "norm.",
             ),
-            "this is the inverse: the signal over the noise.": 1 / norms.scale,
-            "this is tr(Sigma) alone, not yet divided by |G|^2.": norms.variance,
-            "this takes the squared norm of the *sum* of the gradients: use that of their "
-            "mean.": norms._replace(big=size**2 * norms.big).scale,
-            f"{gap}: by what must you divide their difference?": (
-                biased(apart * (1 / batch - 1 / (batch * size)))
+            "takes the squared norm of the mean gradient for |G|^2": (
+                batch * apart / norms.big, "It still contains tr(Sigma) / (N b)."
             ),
-            f"{gap}, not by (N b - b) tr(Sigma): by what must you divide their difference?": (
-                biased(apart / (batch * size - batch))
+            "is made of norms that are not squared": (
+                norms._replace(small=lengths, big=math.sqrt(norms.big)).scale,
+                "The formulas are about squared norms.",
             ),
-            "the norm of a small batch is the rank's own here: take the mean over ranks.": (
-                norms._replace(small=squares[rank]).scale
+            "takes the square of the mean norm": (
+                norms._replace(small=lengths**2).scale, "Take the mean of the squared norms."
             ),
-            "this is the noise scale over all ranks.": (
+            "is the inverse: the signal over the noise": 1 / norms.scale,
+            "is tr(Sigma) alone, not yet divided by |G|^2": norms.variance,
+            "takes the squared norm of the *sum* of the gradients": (
+                norms._replace(big=size**2 * norms.big).scale, "Use that of their mean."
+            ),
+            "does not divide the difference by the right number": (
+                biased(apart * (1 / batch - 1 / (batch * size))), gap
+            ),
+            "takes the squared norms to differ by (N b - b) tr(Sigma)": (
+                biased(apart / (batch * size - batch)), gap
+            ),
+            "takes the rank's own gradient for the norm of a small batch": (
+                norms._replace(small=squares[rank]).scale, "Take the mean over ranks."
+            ),
+            "is the noise scale over all ranks": (
                 self.norms(world_size, range(world_size)).scale
             ),
-        }
-        plain = (
-            f"your function returns {got:.4g}, but tr(Sigma) / |G|^2 is {norms.scale:.4g} on "
-            f"{counted(size, 'rank')}."
-        )
-        return next((why for why, value in known.items() if _same(got, value)), plain)
+        }  # fmt: skip
 
     def _changed(self, results: Sequence[Noted]) -> str:
         """A message about the first gradient that has changed; empty if none has."""
@@ -220,16 +224,12 @@ class Measuring(Reducing):
         for rank, result in enumerate(results):
             after = result["gradient"]
             if not after.equal(every[rank]):
-                known = {"the sum": total, "the mean": total / len(every)}
-                equal = (
-                    f"{name} over the ranks"
-                    for name, value in known.items()
-                    if after.shape == value.shape and close(after, value)
-                )
-                return (
-                    f"rank {rank}: your function changes the gradient to "
-                    f"{next(equal, 'another tensor')}. Work on a copy, gradient.clone()."
-                )
+                known = {
+                    "is the sum over the ranks": total,
+                    "is the mean over the ranks": total / len(every),
+                }
+                how = difference(after, every[rank], known, hint=_COPY) or f"has changed. {_COPY}"
+                return f"rank {rank}: after your function the gradient " + how
         return ""
 
 
@@ -240,8 +240,9 @@ _ADVICE = {
 }
 
 
-def _same(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=2e-3)  # float32 errors are about 1e-5
+_NEAR = 2e-3  # float32 errors are about 1e-5
+_NO_SIGNAL = "|G|^2 is not above zero: no signal was measured, and the noise scale is infinite."
+_COPY = "Work on a copy, gradient.clone()."
 
 
 def _sent_too_much(seen: Seen) -> str:

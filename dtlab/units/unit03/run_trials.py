@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from dtlab.checks.functions.checks import Rule
-from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.criteria import Objection, rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import OnDigits, Seen, Training
 from dtlab.checks.programs.data_parallel import trained
@@ -239,6 +239,6 @@ def rates_and_end(
 ) -> tuple[Rule, Rule]:
     """Makes two criteria: `name` for the lengths of updates, and one for the final parameters."""
     rates = other_rates(rates_of, factors)
-    begin = criterion(name, 2, right, too_large_passes, moved_within_an_update, rates)
+    begin = rule(name, 2, right, by=(too_large_passes, moved_within_an_update, rates))
     as_one = not_as_one_process(lambda case, ranks: Optimizer(rates_of(case, ranks), MOMENTUM))
     return begin, trained(1, name, not_shared_out, copies_differ, too_much_sent, as_one)

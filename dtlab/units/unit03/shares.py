@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.checks.functions.values import RATE, close
+from dtlab.checks.comparison import Known, difference
+from dtlab.checks.functions.values import RATE
+from dtlab.checks.words import Explanation
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -155,126 +157,140 @@ def wrong_gradients(got: Sequence[Tensor | None], shares: Shares, rank: int) -> 
         if gradient is not None and is_used:
             vectors.append(gradient.flatten())
     vector = torch.cat(vectors)
-    if close(vector, shares.wanted):
-        return ""
-    if not vector.isfinite().all():
-        return "not all numbers are finite: is there a division by zero?"
-    known = _known(vector, shares, rank)
-    return next(
-        (words for value, words in known if close(vector, value)), _unknown(vector, shares)
-    )
+    hint = "Every sample counts the same, whichever microbatch it is in: how many are there?"
+    wrong = difference(
+        vector, shares.wanted, _known(vector, shares, rank), hint=hint,
+        not_finite="Is there a division by zero?",
+    )  # fmt: skip
+    return wrong and "the gradient " + wrong
 
 
-def _unknown(got: Tensor, shares: Shares) -> str:
+def _known(got: Tensor, shares: Shares, rank: int) -> Known:
+    """The gradients that known mistakes give."""
     times = float(got @ shares.wanted) / float(shares.wanted @ shares.wanted)
-    if times > 0 and close(got, times * shares.wanted):
-        return f"this is {times:.3g} times the expected gradient: by what are the losses divided?"
-    worst = float((got - shares.wanted).abs().max())
-    return (
-        f"this differs from the expected gradient by up to {worst:.2g}. Every sample counts the "
-        "same, whichever microbatch it is in: how many are there?"
-    )
+    multiple = f"is {times:.3g} times the expected one"
+    return {
+        **_of_old_content(got, shares),
+        **(_of_groups(shares) if len(shares.members) < len(shares.sums) else {}),
+        **(_of_ranks(shares, rank) if len(shares.members) > 1 else {}),
+        **_of_one_rank(shares),
+        Explanation(multiple, "is a multiple of the expected one"): (
+            [times * shares.wanted] if times > 0 else [], "By what are the losses divided?"
+        ),
+    }  # fmt: skip
 
 
-def _known(got: Tensor, shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
-    """Yields vectors that known mistakes produce, and a message for each."""
-    yield from _of_old_content(got, shares)
-    if len(shares.members) < len(shares.sums):
-        yield from _of_groups(shares)
-    if len(shares.members) > 1:
-        yield from _of_ranks(shares, rank)
-    yield from _of_one_rank(shares)
-
-
-def _of_old_content(got: Tensor, shares: Shares) -> Iterator[tuple[Tensor, str]]:
+def _of_old_content(got: Tensor, shares: Shares) -> Known:
     """Mistakes that lose or scale the old content of `.grad`, if the new part is right."""
-    old, rest = shares.before, got - shares.mean
-    if old.any():
-        times = float(rest @ old) / float(old @ old)
-        words = "is gone: leave it there, and backward adds to it"
-        if abs(times) > 1e-3:
-            words = f"is scaled too, by {times:.2g}: scale the losses, and not .grad"
-        size = len(shares.members)
-        if size > 1 and math.isclose(times, size, rel_tol=1e-3):
-            words = (
-                f"is counted {times:.0f} times, once for each rank: do not sum or scale .grad. "
-                "Scale the losses, and let the wrapper average"
-            )
-        yield shares.mean + times * old, f"what was in .grad before {words}."
+    old, size = shares.before, len(shares.members)
+    if not old.any():
+        return {}
+    times = float((got - shares.mean) @ old) / float(old @ old)
+    fact: str
+    if abs(times) < 1e-3:
+        fact, advice = "lacks what was in .grad before", "Leave it there, and backward adds to it."
+    elif size > 1 and math.isclose(times, size, rel_tol=1e-3):
+        fact = Explanation(
+            f"counts what was in .grad before {times:.0f} times, once for each rank",
+            "counts what was in .grad before once for each rank",
+        )
+        advice = "Do not sum or scale .grad. Scale the losses, and let the wrapper average."
+    else:
+        fact = Explanation(
+            f"has what was in .grad before, scaled by {times:.2g}",
+            "has what was in .grad before, scaled",
+        )
+        advice = "Scale the losses, and not .grad."
+    return {fact: (shares.mean + times * old, advice)}
 
 
-def _of_groups(shares: Shares) -> Iterator[tuple[Tensor, str]]:
+def _of_groups(shares: Shares) -> Known:
     """Mistakes that use all ranks instead of the group."""
-    counted = "the samples of all ranks are counted"
     ratio = len(shares.sums) / len(shares.members)
     of_all = shares.total(shares.members) / shares.samples(list(shares.sums))
-    yield of_all, f"{counted}, not those of the model's group."
-    yield ratio * shares.mean, "this is multiplied by the number of all ranks, not of the group's."
-    yield ratio * of_all, f"{counted}, and all ranks too, not those of the model's group."
+    return {
+        "counts the samples of all ranks, not those of the model's group": (of_all, ""),
+        "is multiplied by the number of all ranks, not of the group's": (ratio * shares.mean, ""),
+        "counts the samples of all ranks, and all ranks too, not those of the model's group": (
+            ratio * of_all, ""
+        ),
+    }  # fmt: skip
 
 
-def _of_ranks(shares: Shares, rank: int) -> Iterator[tuple[Tensor, str]]:
+def _of_ranks(shares: Shares, rank: int) -> Known:
     """Mistakes that are possible only with several ranks."""
     size, samples = len(shares.members), shares.samples(shares.members)
-    yield (
-        shares.mean / size,
-        "this is divided by the number of ranks once too often: the wrapper averages over them, "
-        "so multiply every loss by their number.",
-    )
-    yield (
-        shares.mean * size,
-        "this is too large by the number of ranks: divide by the samples of all ranks, not by "
-        "this rank's own.",
-    )
-    yield (
-        _averaged(shares, lambda sums, counts: sum(sums) / max(1, sum(counts))),
-        "this is the mean of the ranks' means: a sample counts for more on a rank with few. "
-        "Divide by the samples of all ranks.",
-    )
-    for number in range(1, min(len(shares.sums[member]) for member in shares.members)):
-        early = _averaged(shares, lambda sums, counts, n=number: sum(sums[:n]))
-        yield (
-            (early + sum(shares.sums[rank][number:])) * size / samples,
-            "gradients are averaged before the last microbatch, and later gradients stay on "
-            "their rank.",
-        )
-    for scale in (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank]))):
-        yield (
-            shares.total([rank]) * scale,
-            "this is from the rank's own samples alone: run the last microbatch outside no_sync "
-            "and through the wrapper, not its `.module`. Then the wrapper averages all that has "
-            "been accumulated.",
-        )
+    shortest = min(len(shares.sums[member]) for member in shares.members)
+    early = [
+        _averaged(shares, lambda sums, counts, n=number: sum(sums[:n]))
+        + sum(shares.sums[rank][number:])
+        for number in range(1, shortest)
+    ]
+    scales = (size / samples, 1 / samples, 1 / max(1, sum(shares.counts[rank])))
+    return {
+        "is divided by the number of ranks once too often": (
+            shares.mean / size,
+            "The wrapper averages over them, so multiply every loss by their number.",
+        ),
+        "is too large by the number of ranks": (
+            shares.mean * size,
+            "Divide by the samples of all ranks, not by this rank's own.",
+        ),
+        "is the mean of the ranks' means": (
+            _averaged(shares, lambda sums, counts: sum(sums) / max(1, sum(counts))),
+            "A sample counts for more on a rank with few. Divide by the samples of all ranks.",
+        ),
+        "was averaged before the last microbatch, and later gradients stay on their rank": (
+            [each * size / samples for each in early], ""
+        ),
+        "is from the rank's own samples alone": (
+            [shares.total([rank]) * scale for scale in scales],
+            "Run the last microbatch outside no_sync and through the wrapper, not its `.module`. "
+            "Then the wrapper averages all that has been accumulated.",
+        ),
+    }  # fmt: skip
 
 
-def _of_one_rank(shares: Shares) -> Iterator[tuple[Tensor, str]]:
+def _of_one_rank(shares: Shares) -> Known:
     """Mistakes that one process can make too; wrappers average their results over the ranks."""
     size = len(shares.members)
     scale = size / shares.samples(shares.members)
-    known: dict[str, Callable[[Any, Any], Any]] = {
-        "this is the sum over the samples, not the mean: divide by the number of samples."
-        if size == 1
-        else "the losses added up are divided by the number of ranks, not by the number of "
-        "samples.": lambda sums, counts: sum(sums),
-        "this is the mean of the microbatches' means: a sample counts for more in a small one. "
-        "Divide the sum of every microbatch by the same number, that of all samples.": (
-            lambda sums, counts: sum(_means(sums, counts)) / len(sums)
+
+    def averaged(of_rank: Callable[[Any, Any], Any]) -> Tensor:
+        return _averaged(shares, of_rank)
+
+    by_ranks = "is that of the losses added up, divided by the number of ranks"
+    return {
+        "is the sum over the samples, not the mean" if size == 1 else by_ranks: (
+            averaged(lambda sums, counts: sum(sums)), "Divide by the number of samples."
         ),
-        "these are the means of the microbatches, added up: divide every sum by the number of "
-        "all samples, not by that of its microbatch.": (
-            lambda sums, counts: sum(_means(sums, counts))
+        "is the mean of the microbatches' means": (
+            averaged(lambda sums, counts: sum(_means(sums, counts)) / len(sums)),
+            "A sample counts for more in a small one. Divide the sum of every microbatch by the "
+            "same number, that of all samples.",
         ),
-        "this is divided by the number of microbatches, not by the number of samples.": (
-            lambda sums, counts: sum(sums) / len(sums)
+        "is the sum of the microbatches' means": (
+            averaged(lambda sums, counts: sum(_means(sums, counts))),
+            "Divide every sum by the number of all samples, not by that of its microbatch.",
         ),
-        "this is right if all microbatches have as many samples as the first: count those of "
-        "each.": lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums)),
-        "only the last microbatch is in it: call backward for every one, and do not clear .grad "
-        "in between.": lambda sums, counts: scale * sums[-1],
-        "only the first microbatch is in it.": lambda sums, counts: scale * sums[0],
-        "the last microbatch is not in it.": lambda sums, counts: scale * (sum(sums) - sums[-1]),
-    }
-    yield from ((_averaged(shares, of_rank), words) for words, of_rank in known.items())
+        "is divided by the number of microbatches, not by the number of samples": (
+            averaged(lambda sums, counts: sum(sums) / len(sums)), ""
+        ),
+        "is right if all microbatches have as many samples as the first": (
+            averaged(lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums))),
+            "Count those of each.",
+        ),
+        "has only the last microbatch in it": (
+            averaged(lambda sums, counts: scale * sums[-1]),
+            "Call backward for every one, and do not clear .grad in between.",
+        ),
+        "has only the first microbatch in it": (
+            averaged(lambda sums, counts: scale * sums[0]), ""
+        ),
+        "lacks the last microbatch": (
+            averaged(lambda sums, counts: scale * (sum(sums) - sums[-1])), ""
+        ),
+    }  # fmt: skip
 
 
 def _averaged(shares: Shares, of_rank: Callable[..., Any]) -> Tensor:
@@ -292,8 +308,6 @@ def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
     """A message about the mean loss that a rank returned; empty if it is right."""
     if isinstance(got, str):
         return f"your function returns {got}, not a float; loss.item() converts a tensor."
-    if _same(got, shares.loss):
-        return ""
     sums = {member: sum(shares.losses[member]) for member in shares.members}
     means = {
         member: sums[member] / max(1, sum(shares.counts[member])) for member in shares.members
@@ -302,19 +316,16 @@ def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
         member: _means(shares.losses[member], shares.counts[member]) for member in shares.members
     }
     every = [mean for each in micro.values() for mean in each]
-    known = [(sum(sums.values()), "the sum of the losses, not their mean")]
+    known: dict[str, Any] = {"is the sum of the losses, not their mean": sum(sums.values())}
+    of_micro = [sum(micro[rank]) / len(micro[rank])]
     if len(shares.members) > 1:
-        known += [
-            (sums[rank], "the sum of the losses of this rank"),
-            (means[rank], "the mean over the rank's own samples, not over those of all ranks"),
-            (sum(means.values()) / len(means), "the mean of the ranks' means"),
-            (sum(every) / len(every), "the mean of the microbatches' means"),
-        ]
-    known.append((sum(micro[rank]) / len(micro[rank]), "the mean of the microbatches' means"))
-    plain = f"{got:.4g}, but the mean over the samples is {shares.loss:.4g}"
-    meaning = next((words for value, words in known if _same(got, value)), plain)
-    return f"your function returns {meaning}."
-
-
-def _same(got: float, wanted: float) -> bool:
-    return math.isclose(got, wanted, rel_tol=1e-4)  # rounding errors are about 1e-6
+        known |= {
+            "is the sum of the losses of this rank": sums[rank],
+            "is the mean over the rank's own samples, not over those of all ranks": means[rank],
+            "is the mean of the ranks' means": sum(means.values()) / len(means),
+        }
+        of_micro.append(sum(every) / len(every))
+    known["is the mean of the microbatches' means"] = of_micro
+    hint = "It should be the mean over the samples."
+    wrong = difference(got, shares.loss, known, hint=hint, near=1e-4)
+    return wrong and "the loss that your function returns " + wrong

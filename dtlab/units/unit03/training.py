@@ -189,11 +189,11 @@ class Accumulating(Reducing):
                     wrong = _MOVED if moved else wrong_gradients(gradients, shares, rank)
                     if wrong:
                         advice = _ADVICE["subgroups"] if self.topic == "subgroups" else ""
-                        yield self.topic, f"{where}: {wrong}\n{advice}".rstrip()
+                        yield self.topic, f"{where}: " + wrong + f"\n{advice}" * bool(advice)
                         return
                     wrong = wrong_loss(loss, shares, rank)
                     if wrong and self.topic != "added":
-                        others.append(("loss", f"{where}: {wrong}"))
+                        others.append(("loss", f"{where}: " + wrong))
                     wrong = _too_much(passes, max(self.sizes[rank][step]))
                     if wrong and self.topic == "equal":
                         others.append(("graphs", f"{where}: {wrong}"))

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.resident import Mark, Moment, ResidentCase, use_twice
 from dtlab.checks.functions.trials import Observation, Trial, drawn_seed
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.turns import own_turn
 from dtlab.checks.words import amount
@@ -114,6 +114,7 @@ class Spanning(Faulty):
                     yield "runs", f"{runs}, and {enough} is enough: {_ENOUGH}"
 
 
+_IN_ORDER = "It should be that of the layers applied in order."
 _CHANGED = "your function changes the list of layers: leave it as it is."
 _ARGUMENT = (
     "The function runs again in backward. By then a loop variable has its last value. If the "
@@ -131,17 +132,15 @@ def _in_words(spans: Sequence[Sequence[int]]) -> str:
 
 def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
     """What is wrong with the output or the gradients of a step; empty if nothing is."""
-    if step["output"].shape != right["output"].shape:
-        return f"the output has the shape {list(step['output'].shape)}."
-    if not close(step["output"], right["output"]):
-        return "the output is not that of the layers applied in order."
+    if wrong := difference(step["output"], right["output"], hint=_IN_ORDER):
+        return "the output " + wrong
     pairs = zip(step["gradients"], right["gradients"], strict=True)
     for number, (got, wanted) in enumerate(pairs):
         of = f"layer {(number - 1) // 2}" if number else "x"
         if got is None:
             return f"no gradient arrives at {of}."
-        if not close(got, wanted):
-            return f"the gradient of {of} is not that of the layers."
+        if wrong := difference(got, wanted, hint="It should be that of the layers."):
+            return f"the gradient of {of} " + wrong
     return _CHANGED if step["changed"] else ""
 
 
@@ -297,7 +296,7 @@ class LargeSpanning(ResidentCase):
         right = _keep(self.given(0, 1), _in_order, _ROWS, lambda: None)
         got = results[0]["gradients"]
         pairs = zip(got, right["gradients"], strict=True)
-        if not all(one is not None and close(one, wanted) for one, wanted in pairs):
+        if any(difference(one, wanted) for one, wanted in pairs):
             yield "groups", "the gradients are wrong with tensors of this size."
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:

@@ -16,7 +16,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import OnDigits, Seen, Training
 from dtlab.checks.programs.judges import copies_differ, not_shared_out, too_much_sent
@@ -247,24 +247,18 @@ PART = script_part(
     Trial(2, [OnDigits(0, 4096, 2, 128, (128, 4.0, 0.1), micro_batch=64)], limit=_LIMIT),
     _trials,
     (
-        criterion(
+        rule(
             "clipping",
             2,
             "each step is made with the true gradient, clipped to max_norm, on 2 and 3 ranks",
-            _other_steps,
-            _other_gradients,
+            by=(_other_steps, _other_gradients),
         ),
-        criterion(
-            "scale", 1, "steps are skipped in epoch 0 only", _skips_again, after="clipping"
-        ),
-        criterion(
+        rule("scale", 1, "steps are skipped in epoch 0 only", by=_skips_again, after="clipping"),
+        rule(
             "training",
             1,
             "ranks share the samples out, agree, and send each gradient once",
-            not_shared_out,
-            copies_differ,
-            too_much_sent,
-            _ends_not_finite,
+            by=(not_shared_out, copies_differ, too_much_sent, _ends_not_finite),
             after="clipping",
         ),
     ),

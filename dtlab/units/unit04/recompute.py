@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Trial, drawn_seed
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount
 from dtlab.predict.units import counted
@@ -74,11 +74,8 @@ class Recomputing(Faulty):
         wanted = go_through(self.given(0, 1), lambda layer, *inputs: layer(*inputs))
         if self.topic == "result":
             got, output = record["output"], wanted["output"]
-            if got.shape != output.shape:
-                yield "result", f"the output is {list(got.shape)}, not {list(output.shape)}."
-            elif not close(got, output):
-                off = float((got - output).abs().max())
-                yield "result", f"the output differs from that of the layer by up to {off:.2g}."
+            if wrong := difference(got, output, hint="It should be that of the layer."):
+                yield "result", "the output " + wrong
             if record["alive"]:
                 some = f"{record['alive']} of the tensors that the layer created"
                 yield "kept", f"after forward {some} are still in memory. {_STAYS}"
@@ -88,7 +85,8 @@ class Recomputing(Faulty):
             return
         wrong = self._wrong_gradient(record["gradients"], wanted["gradients"])
         if wrong:
-            yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
+            advice = self.advice(wrong)
+            yield self.topic, wrong + f"\n{advice}" * bool(advice)
         forward, backward = record["runs"]
         if self.topic == "gradients" and (forward != 1 or backward > 1):
             times = [counted(each, "time") for each in (forward, backward)]
@@ -109,35 +107,24 @@ class Recomputing(Faulty):
             both = [f"layer {number}.{name}" for number in (1, 2) for name in layer]
             names = ["x", *both, "the weight of the layer before", "the bias of the layer before"]
         before = put_before(wanted, drawn_seed(self.seed))
-        for name, *each in zip(names, gradients, wanted, before, strict=True):
-            how = _wrong(*each)
-            if how:
-                return f"the gradient of {name} {how}"
+        for name, got, right, old in zip(names, gradients, wanted, before, strict=True):
+            if right is None:
+                continue
+            if got is None:
+                return f"the gradient of {name} has not arrived: it is None."
+            new = right if old is None else right - old
+            known = {
+                "has not arrived: .grad is what it was before": right - new,
+                "overwrote what was in .grad before: backward must add to it": new,
+                "was added twice": right + new,
+            }
+            if wrong := difference(got, right, known):
+                return f"the gradient of {name} " + wrong
         return ""
 
     def advice(self, trouble: str) -> str:
         """A hint if the message itself does not show the cause; empty if there is none."""
         return next((advice for words, advice in _ADVICE.items() if words in trouble), "")
-
-
-def _wrong(got: Tensor | None, wanted: Tensor | None, before: Tensor | None) -> str:
-    """What is wrong with a gradient; `before` was in .grad when backward began."""
-    if wanted is None:
-        return ""
-    if got is None:
-        return "has not arrived: it is None."
-    if got.shape != wanted.shape:
-        return f"has the shape {list(got.shape)}, not {list(wanted.shape)}."
-    if close(got, wanted):
-        return ""
-    new = wanted if before is None else wanted - before
-    known = [
-        (wanted - new, "has not arrived: .grad is what it was before."),
-        (new, "overwrote what was in .grad before: backward must add to it."),
-        (wanted + new, "was added twice."),
-    ]
-    off = f"is off by up to {float((got - wanted).abs().max()):.2g}."
-    return next((words for other, words in known if close(got, other)), off)
 
 
 _STAYS = (

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab import torch_internals
+from dtlab.checks.comparison import difference
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.nets import Net
@@ -27,11 +28,10 @@ from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
-__all__ = ["FINISHED", "LARGE", "LargeBlocks", "OnBlock", "OnLargeBlock", "alike", "draw_blocks",
-           "fill", "flat_gradients", "flat_of", "gradients_of", "lay", "loss_of", "off_from",
+__all__ = ["FINISHED", "LARGE", "LargeBlocks", "OnBlock", "OnLargeBlock", "draw_blocks",
+           "fill", "flat_gradients", "flat_of", "gradients_of", "lay", "loss_of",
            "values_of"]  # fmt: skip
 
 FINISHED = (  # library modules that have the functions that learners write in this unit
@@ -214,28 +214,6 @@ def gradients_of(module: nn.Module, inputs: Tensor) -> Sequence[Tensor]:
     return torch.autograd.grad(loss_of(module, inputs), list(module.parameters()))
 
 
-def alike(got: Any, wanted: Tensor) -> bool:
-    """Whether `got` is a tensor of this shape, with these values up to rounding."""
-    import torch
-
-    if not isinstance(got, torch.Tensor) or got.shape != wanted.shape:
-        return False
-    return torch.allclose(got.double(), wanted.double(), rtol=1e-4, atol=1e-6)
-
-
-def off_from(got: Any, wanted: torch.Tensor) -> str:
-    """How `got` differs from the wanted tensor: in its type, its shape, or its values."""
-    import torch
-
-    if not isinstance(got, torch.Tensor):
-        return "is missing" if got is None else f"is a {type(got).__name__}, not a tensor"
-    if got.shape != wanted.shape:
-        return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
-    if got.isnan().any():
-        return "contains NaN"
-    return f"is off by up to {float((got - wanted).detach().abs().max()):.2g}"
-
-
 # Many large blocks, of which few may be whole at a time: the memory of 05/stage_3 ----------------
 
 _BLOCKS, _WIDTH = 8, 1024
@@ -308,7 +286,7 @@ class LargeBlocks(ResidentCase):
         for rank, result in enumerate(results):
             right = [flat_gradients(b, ranks).chunk(ranks)[rank][::_EVERY] for b in blocks]
             got = result["gradients"]
-            if len(got) != len(right) or not all(map(alike, got, right)):
+            if len(got) != len(right) or any(map(difference, got, right)):
                 yield "large", f"rank {rank}: the gradients of blocks of this size are wrong."
                 return
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from math import hypot
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
-from dtlab.units.unit05.blocks import FINISHED, alike, off_from
+from dtlab.units.unit05.blocks import FINISHED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,43 +87,37 @@ class Clipping(Faulty):
             got = result["norm"]
             if isinstance(got, str):
                 yield self.topic, f"rank {rank}: it returns {got}."
-            elif abs(got - true) > 1e-3 * true:
-                message = f"you return the norm {got:.4g}; the norm over all ranks is {true:.4g}"
-                why = _known(got, norms, rank, factor)
-                yield self.topic, f"rank {rank}: {message}. {why}"
+            elif wrong := difference(got, true, _known(norms, rank, factor), hint=_OVER_ALL):
+                yield self.topic, f"rank {rank}: the norm that you return " + wrong
             for gradient, after in zip(self.gradients(rank, ranks), result["after"], strict=True):
                 if (gradient is None) != (after is None):
                     yield "missing", f"rank {rank}: a piece without a gradient has one now."
-                elif gradient is not None and not alike(after, gradient * factor):
-                    cut = "scaled" if self.part < 1 else "kept"
-                    off = off_from(after, gradient * factor)
-                    wanted = f"Multiply every gradient by {factor:.3g}"
-                    yield (
-                        cut if self.topic == "norm" else "missing",
-                        f"rank {rank}: a gradient {off}. {wanted}.",
-                    )
+                elif gradient is not None:
+                    hint = f"Multiply every gradient by {factor:.3g}."
+                    known = {"is as it was": (gradient, hint)}
+                    if wrong := difference(after, gradient * factor, known, hint=hint):
+                        cut = "scaled" if self.part < 1 else "kept"
+                        name = cut if self.topic == "norm" else "missing"
+                        yield name, f"rank {rank}: a gradient " + wrong
 
 
-def _known(got: float, norms: Sequence[Sequence[float]], rank: int, factor: float) -> str:
-    """The message for a known mistake that gives this norm; empty if no mistake fits."""
+_OVER_ALL = "It is the root of the sum of the squares of all gradients on all ranks."
+_SQUARES = "Add their squares."
+
+
+def _known(norms: Sequence[Sequence[float]], rank: int, factor: float) -> Known:
+    """The norms that known mistakes give."""
     of_ranks, sums = [hypot(*each) for each in norms], [sum(each) for each in norms]
-    of_pieces = "That is a sum of the norms of pieces. Add their squares."
-    known = [
-        (of_ranks[rank], "That is the norm of this rank's pieces only."),
-        (sum(of_ranks), "That is the sum of the ranks' norms. Add their squares."),
-        (
-            sum(of_ranks) / len(of_ranks),
-            "That is the mean of the ranks' norms. Add their squares.",
-        ),
-        (hypot(*of_ranks) ** 2, "That is the square of the norm."),
-        (max(of_ranks), "That is the largest norm of a rank."),
-        (sum(sums), of_pieces),
-        (sums[rank], of_pieces),
-        (hypot(*sums), of_pieces),
-        (hypot(*(pieces[0] for pieces in norms)), "That is the first piece of each rank only."),
-        (factor * hypot(*of_ranks), "That is the norm after clipping: return the norm before it."),
-    ]
-    return next((why for norm, why in known if abs(got - norm) <= 1e-3 * norm), "")
+    return {
+        "is the norm of this rank's pieces only": of_ranks[rank],
+        "is the sum of the ranks' norms": (sum(of_ranks), _SQUARES),
+        "is the mean of the ranks' norms": (sum(of_ranks) / len(of_ranks), _SQUARES),
+        "is the square of the norm": hypot(*of_ranks) ** 2,
+        "is the largest norm of a rank": max(of_ranks),
+        "is a sum of the norms of pieces": ([sum(sums), sums[rank], hypot(*sums)], _SQUARES),
+        "is the first piece of each rank only": hypot(*(pieces[0] for pieces in norms)),
+        "is the norm after clipping": (factor * hypot(*of_ranks), "Return the norm before it."),
+    }
 
 
 def _trials(seed: int) -> list[Trial]:

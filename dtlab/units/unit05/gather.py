@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import difference, pieces_of
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule, traffic
 from dtlab.checks.functions.nets import Net
@@ -14,21 +15,19 @@ from dtlab.checks.parts import Part
 from dtlab.units.unit05.blocks import (
     LARGE,
     OnBlock,
-    alike,
     draw_blocks,
     flat_of,
     gradients_of,
     loss_of,
-    off_from,
     values_of,
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 class Gathering(OnBlock):
-    """A call of `fn(block, flat, piece)`, and another before backward (topic "backward")."""
+    """A call of `fn(block, flat, piece)`, and another with other pieces, or before backward."""
 
     @staticmethod
     def use(fn: Callable[..., Any], block: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
@@ -44,6 +43,10 @@ class Gathering(OnBlock):
             "after": values_of(block),
             "views": [address == flat.untyped_storage().data_ptr() != 0 for address in storages],
         }
+        if given["topic"] == "values":
+            piece.data += 1  # as after a step; the memory of flat is not freed here
+            fn(block, flat, piece)
+            result["again"] = values_of(block)
         if given["topic"] == "backward":
             loss = loss_of(block, given["inputs"])
             flat.untyped_storage().resize_(0)
@@ -56,56 +59,35 @@ class Gathering(OnBlock):
         }
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        module, old = self.module(later=1), list(self.module().parameters())
-        gradients = gradients_of(module, self.inputs())
+        block, ranks = self.module(later=1), len(results)
+        wanted = flat_of(block.parameters(), 1)
+        gradients = gradients_of(block, self.inputs())
+        sources = {
+            "its old values": self.flat(1),
+            **pieces_of(self.flat(ranks, later=1).chunk(ranks)),
+        }
+        parts = [(name, parameter.numel()) for name, parameter in block.named_parameters()]
         for rank, result in enumerate(results):
             if not result["same"]:
                 yield "views", _SAME
-            for place, (name, wanted) in enumerate(module.named_parameters()):
-                got = result["after"][place]
-                if not alike(got, wanted):
-                    stale = alike(got, old[place])
-                    how = "still has its old values" if stale else off_from(got, wanted)
-                    flat = flat_of(result["after"], 1)
-                    whose = _whose(flat, flat_of(module.parameters(), 1), len(results))
-                    yield "values", f"rank {rank}, {name} {how}. {whose}{_ORDER}"
-                elif not result["views"][place]:
-                    yield "views", f"rank {rank}, {name} is not a view of flat. {_VIEW}"
-            if self.topic == "backward" and not all(map(alike, result["gradients"], gradients)):
+            got = flat_of(result["after"], 1)
+            if wrong := difference(got, wanted, {}, sources, hint=_ORDER, parts=parts):
+                yield "values", f"rank {rank}: the block, as one flat tensor, " + wrong
+            elif not all(result["views"]):
+                name, _ = parts[result["views"].index(False)]
+                yield "views", f"rank {rank}, {name} is not a view of flat. {_VIEW}"
+            elif self.topic == "values":
+                again = flat_of(result["again"], 1)
+                known = {"holds the pieces of the first call": wanted}
+                if wrong := difference(again, wanted + 1, known, hint=_AGAIN):
+                    where = f"rank {rank}: after a second call with other pieces, the block "
+                    yield "values", where + wrong
+            if self.topic == "backward" and any(map(difference, result["gradients"], gradients)):
                 yield "backward", f"rank {rank}: gradients are not those of the gathered block."
 
 
-def _whose(got: Tensor, wanted: Tensor, ranks: int) -> str:
-    """Explains what the first wrong piece of flat holds; empty if that is unknown."""
-    import torch
-
-    size = -(-len(wanted) // ranks)
-    if got.shape != wanted.shape:
-        return ""
-    pieces = torch.split(wanted, size)
-    for rank, part in enumerate(torch.split(got, size)):
-        count = len(part)
-        shown = f"In flat, at the place of rank {rank}'s piece,"
-        if alike(part, pieces[rank]):
-            continue
-        if not part.any():
-            return f"{shown} are zeros: it did not arrive. "
-        if count == size and alike(part[: len(pieces[-1])], _sum(pieces)):
-            return f"{shown} is the sum of all pieces: gather them, do not add them. "
-        for other, piece in enumerate(pieces):
-            least = min(count, len(piece))
-            if other != rank and alike(part[:least], piece[:least]):
-                return f"{shown} is that of rank {other}. "
-    return ""
-
-
-def _sum(pieces: Sequence[Tensor]) -> Tensor:
-    """The sum of all pieces, of the length of the last one."""
-    size = len(pieces[-1])
-    return sum((piece[:size] for piece in pieces[1:]), pieces[0][:size])
-
-
 _ORDER = "flat is the pieces of all ranks in order, and contains the parameters one after another."
+_AGAIN = "Each call must send the pieces, whatever flat holds."
 _SAME = (
     "the block has other parameter objects afterwards. Keep the old objects, and set their "
     "`.data`: hooks and gradients belong to these objects."

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import Known, difference, of_others
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule, traffic
 from dtlab.checks.functions.nets import Net
@@ -17,10 +18,8 @@ from dtlab.units.unit05.blocks import (
     LARGE,
     OnBlock,
     OnLargeBlock,
-    alike,
     draw_blocks,
     flat_gradients,
-    off_from,
 )
 
 if TYPE_CHECKING:
@@ -93,11 +92,10 @@ class Reducing(OnBlock):
             total += torch.stack(flats).mean(0)
             for rank, result in enumerate(results):
                 got, wanted = result["means"][number], total.chunk(ranks)[rank]
-                if not alike(got, wanted):
-                    name = "missing" if self.topic == "missing" else ("mean", "adds")[number > 0]
-                    how = _known(got, wanted, flats, rank)
-                    how = how or f"{off_from(got, wanted)}. {_PLACES[name]}"
-                    yield name, f"rank {rank}: piece.grad {how}"
+                name = "missing" if self.topic == "missing" else ("mean", "adds")[number > 0]
+                known = _known(wanted, flats, rank)
+                if wrong := difference(got, wanted, known, hint=_PLACES[name]):
+                    yield name, f"rank {rank}: piece.grad " + wrong
                     return
         for rank, result in enumerate(results):
             if result["left"]:
@@ -111,22 +109,21 @@ def _set_gradients(block: nn.Module, gradients: Sequence[Tensor | None]) -> None
         parameter.grad = gradient
 
 
-def _known(got: Any, wanted: Tensor, flats: Sequence[Tensor], rank: int) -> str:
-    """The message for a known mistake that gives this piece.grad; empty if no mistake fits."""
+def _known(wanted: Tensor, flats: Sequence[Tensor], rank: int) -> Known:
+    """The values of known mistakes."""
     import torch
 
     ranks, parts = len(flats), torch.stack(list(flats)).mean(0).chunk(len(flats))
-    known = {
-        "is 0 everywhere.": 0 * wanted,
-        "is half of the right value: sum the gradients of two passes.": wanted / 2,
-        "is the sum over the ranks, not the mean.": parts[rank] * ranks,
-        "is divided twice by the number of ranks.": parts[rank] / ranks,
-        "is this rank's own gradient: average over all ranks.": flats[rank].chunk(ranks)[rank],
-        "is only this pass's gradient: add it to that of the previous pass.": parts[rank],
+    own = flats[rank].chunk(ranks)[rank]
+    return {
+        "is 0 everywhere": 0 * wanted,
+        "is half of the right value": (wanted / 2, "Sum the gradients of two passes."),
+        "is the sum over the ranks": (parts[rank] * ranks, "Divide it by their number."),
+        "is divided twice by the number of ranks": (parts[rank] / ranks, "Divide it once."),
+        "is this rank's own gradient": (own, "Average over all ranks."),
+        "is only this pass's gradient": (parts[rank], "Add it to that of the previous pass."),
+        **of_others(dict(enumerate(parts)), "Which piece does this rank own?", "the part"),
     }
-    for other in set(range(ranks)) - {rank}:
-        known[f"is the part of rank {other}: which piece does this rank own?"] = parts[other]
-    return next((words for words, tensor in known.items() if alike(got, tensor)), "")
 
 
 class LargeReduce(OnLargeBlock):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.reference import Optimizer
 from dtlab.checks.programs.run import events_of, other_losses
@@ -71,14 +71,13 @@ PART = script_part(
     scene(),
     trials_of(3),
     (
-        criterion("steps", 1, "each step moves the parameters", _unmoved),
-        criterion("held", 1, "a rank holds pieces and their gradients", _holds_more, waits=True),
-        criterion(
+        rule("steps", 1, "each step moves the parameters", by=_unmoved),
+        rule("held", 1, "a rank holds pieces and their gradients", by=_holds_more),
+        rule(
             "training",
             2,
             "it trains as one process does",
-            _other_passes,
-            other_losses(EXACT),
+            by=(_other_passes, other_losses(EXACT)),
             after="steps",
         ),
     ),

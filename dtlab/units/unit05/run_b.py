@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.run import events_of, other_losses, other_steps
 from dtlab.checks.programs.training import proof, script_part
@@ -21,17 +21,6 @@ from dtlab.units.unit05.runs import (
 
 _IN_16_BITS = 0.2  # relative tolerance of a loss
 _OF_A_STEP = 0.1  # share of the distance that parameters move; rounding to bfloat16 causes 0.01
-
-
-def _in_two_formats(run: Observation) -> str:
-    """The error of a run that failed, with advice if it mixes dtypes."""
-    if "dtype" not in run.trouble:
-        return run.trouble
-    return (
-        f"{run.trouble}\nA module computes in another dtype than its inputs have. The outputs of "
-        "a layer are the inputs of the next module: which policy sets their dtype, and which "
-        "modules need it?"
-    )
 
 
 def _narrow(run: Observation) -> list[int]:
@@ -81,17 +70,12 @@ PART = script_part(
     scene(watched=False),
     trials_of(3, watched=False),
     (
-        criterion(
-            "gradients", 2, "reduced in float32", _narrow_gradients, trouble=_in_two_formats
-        ),
-        criterion(
+        rule("gradients", 2, "reduced in float32", by=_narrow_gradients),
+        rule(
             "training",
             2,
             "layers compute and are gathered in bfloat16",
-            _not_in_16_bits,
-            other_losses(_IN_16_BITS),
-            other_steps(_OF_A_STEP),
-            waits=True,
+            by=(_not_in_16_bits, other_losses(_IN_16_BITS), other_steps(_OF_A_STEP)),
         ),
     ),
     [

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.comparison import difference
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.run import other_losses
 from dtlab.checks.programs.training import Scene, proof, script_part
 from dtlab.predict.units import counted
-from dtlab.units.unit05.blocks import alike
 from dtlab.units.unit05.runs import EXACT, NOISE, ShardedRun, rises, scene, trials_of
 
 _MOST = 4.2  # shares: a correct program holds 3, or 4 with a sum in float64, and some buffers
@@ -59,9 +59,10 @@ def _another_mean(case: ShardedRun, results: list[Any], run: Observation) -> str
     for name in after[0]:
         got = torch.cat([result["after"][name] for result in results])
         steps = torch.stack([step[name].flatten() for step in after])
-        if not alike(got, steps.mean(0)):
-            last = "It has the parameters of the last step." if alike(got, steps[-1]) else ""
-            return f"{name} is not the mean over the steps at the end. {last}".rstrip()
+        known = {"has the parameters of the last step, not their mean over the steps": steps[-1]}
+        hint = "At the end it should be the mean over the steps."
+        if wrong := difference(got, steps.mean(0), known, hint=hint):
+            return f"{name} " + wrong
     return ""
 
 
@@ -79,14 +80,12 @@ PART = script_part(
     scene(steps=5),
     trials_of(3, half=(12, 15), steps=4, kept=True),
     (
-        criterion("memory", 2, "a rank holds no more than its shares", _grows),
-        criterion(
+        rule("memory", 2, "a rank holds no more than its shares", by=_grows),
+        rule(
             "training",
             2,
             "it ends with the mean over the steps",
-            other_losses(EXACT),
-            _another_mean,
-            waits=True,
+            by=(other_losses(EXACT), _another_mean),
         ),
     ),
     ["after.append(sharded.full_state_dict())"],

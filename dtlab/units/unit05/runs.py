@@ -45,6 +45,15 @@ class ShardedRun(TrainingRun):
     watched: bool = True
     kept: bool = False
 
+    def advice(self, trouble: str) -> str:
+        if "dtype" not in trouble:
+            return ""
+        return (
+            "A module computes in another dtype than its inputs have. The outputs of a layer are "
+            "the inputs of the next module: which policy sets their dtype, and which modules need "
+            "it?"
+        )
+
     def __str__(self) -> str:
         layers = counted(self.depth, "layer")
         return f"{layers} of width {self.width}, {counted(self.steps, 'step')}"

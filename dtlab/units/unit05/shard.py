@@ -6,8 +6,10 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import difference, of_others
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
+from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.resident import Mark, Moment, grown_by
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
@@ -15,9 +17,7 @@ from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import (
     OnBlock,
     OnLargeBlock,
-    alike,
     draw_blocks,
-    off_from,
     values_of,
 )
 
@@ -53,28 +53,30 @@ class Sharding(OnBlock):
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         ranks, whole, wanted = len(results), self.flat(1), self.flat(len(results))
-        length = len(wanted) // ranks
+        block, length = self.module(), len(wanted) // ranks
+        parts = [(name, parameter.numel()) for name, parameter in block.named_parameters()]
         for rank, result in enumerate(results):
             if form := result.get("form"):
                 yield "flat", f"shard returns {form}. Return two tensors: flat, piece."
                 return
             flat, front = result["flat"], result["flat"][: len(whole)]
-            if not alike(front, whole):
-                yield "flat", f"flat {off_from(front, whole)}. {_FLAT}"
+            if wrong := difference(front, whole, hint=_FLAT, parts=parts):
+                yield "flat", "flat " + wrong
             elif len(flat) != len(wanted):
                 pad = f"Pad {counted(len(whole), 'element')} so that each rank has {length}"
                 yield "padding", f"flat has {counted(len(flat), 'element')}. {pad}."
-            elif not alike(flat, wanted):
+            elif difference(flat, wanted):
                 yield "padding", "the padding after the parameters is not 0."
             if result["graph"]:
                 yield "flat", "flat has an autograd graph: detach() the parameters first."
-            if not all(map(alike, result["after"], self.module().parameters())):
+            if any(map(difference, result["after"], block.parameters())):
                 yield "flat", "shard has changed the values of the block's parameters."
-            right = wanted.chunk(ranks)[rank]
-            if not alike(result["piece"], right):
-                where = f"{rank * length} to {(rank + 1) * length - 1} of flat"
-                off = off_from(result["piece"], right)
-                yield "piece", f"rank {rank}'s piece {off}. It must be the elements {where}."
+            pieces = wanted.chunk(ranks)
+            where = f"elements {rank * length} to {(rank + 1) * length - 1} of flat"
+            hint = f"It must be the {where}."
+            known = of_others(dict(enumerate(pieces)), hint, "that")
+            if wrong := difference(result["piece"], pieces[rank], known, hint=hint):
+                yield "piece", f"rank {rank}'s piece " + wrong
             elif not result["trains"]:
                 yield "piece", "piece must be an nn.Parameter with requires_grad, for Adam."
             elif result["held"] > 4 * length and ranks > 1:
@@ -98,11 +100,13 @@ class LargeShard(OnLargeBlock):
 def _trials(seed: int) -> list[Trial]:
     """Trials on 1 to 4 ranks, with a chain of layers and tied weights; then one of memory."""
     draw = random.Random(seed)
+    frozen = Net("frozen", tuple(draw.sample(range(3, 12), 4)), "a block with a frozen layer")
     return [
         *(
             Trial(n, [Sharding(draw.randrange(10**6), net, "flat") for net in draw_blocks(draw)])
             for n in (3, 4, 2, 1)
         ),
+        Trial(2, [Sharding(draw.randrange(10**6), frozen, "flat")]),
         Trial(2, [LargeShard()]),
     ]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import Known, close, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule, traffic
 from dtlab.checks.functions.nets import Net
@@ -21,7 +23,7 @@ from dtlab.checks.functions.resident import (
 )
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
-from dtlab.checks.programs.reference import NEAR, Optimizer, off
+from dtlab.checks.programs.reference import Optimizer
 from dtlab.checks.words import ranks_in_words
 from dtlab.units.unit05.blocks import (
     FINISHED,
@@ -44,14 +46,12 @@ _PATIENCE = 0.3  # seconds until gloo has released its buffers
 _GRADIENTS = (
     "A rank must keep only its share of them. Set every .grad to None, and keep no view of all."
 )
-_OWN_GRADIENTS = (
-    "each rank steps with its own gradients of its share, not with the mean over the ranks: "
-    "reduce-scatter the gradients."
-)
-_OTHER_GRADIENTS = (
-    "each rank steps its share with the gradients of the next rank's share: which chunk of the "
-    "mean belongs to rank r?"
-)
+_OTHER_GRADIENTS = {
+    "is that of steps in which each rank takes its own gradients of its share, not the mean over "
+    "the ranks": "Reduce-scatter the gradients.",
+    "is that of steps in which each share takes the gradients of the next rank's share": "Which "
+    "chunk of the mean belongs to rank r?",
+}
 _STATE = "In addition to the parameters, keep only a rank's share of them and its Adam state."
 _SENT = traffic(
     "large",
@@ -146,8 +146,10 @@ class Owned(OnBlock):
         start, wanted = self.flat(1), self._in_one_process(len(results))
         ends = [flat_of(result["after"], 1) for result in results]
         for rank, got in enumerate(ends):
-            if got.shape != wanted.shape or not off(got, wanted, start) < NEAR:
-                yield self.guilty, f"rank {rank}: {self._how(got, wanted, start, len(results))}"
+            hint = _shares(got, wanted, start, len(results))
+            known = self._known(start, len(results))
+            if wrong := difference(got, wanted, known, start=start, hint=hint):
+                yield self.guilty, f"rank {rank}: after {_STEPS} steps the block " + wrong
                 return
             if not got.equal(ends[0]):
                 yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns which?"
@@ -176,26 +178,17 @@ class Owned(OnBlock):
 
         return Optimizer(_RATE, adam=True, eps=eps).run(self.flat(1), gradients, _STEPS)
 
-    def _how(self, got: Tensor, wanted: Tensor, start: Tensor, ranks: int) -> str:
-        """What is wrong with the parameters: a known mistake, or the size of the error."""
-        if got.shape != wanted.shape:
-            return "parameters have other shapes afterwards."
-        if got.isnan().any():
-            return "the parameters contain NaN after the steps."
-        if got.equal(start):
-            return "the parameters have not changed. Do you gather them and write them back?"
-        if ranks > 1 and off(got, self._in_one_process(ranks, _EPS / ranks), start) < NEAR:
-            return "you step with the sum of the gradients, not with their mean."
-        for shift, words in enumerate((_OWN_GRADIENTS, _OTHER_GRADIENTS)):
-            if ranks > 1 and off(got, self._with_other_gradients(ranks, shift), start) < NEAR:
-                return words
-        shares = zip(*(flat.chunk(ranks) for flat in (got, wanted, start)), strict=True)
-        right = [rank for rank, share in enumerate(shares) if off(*share) < NEAR]
-        which = f" The share of {ranks_in_words(right)} is right." if right else ""
-        return (
-            f"after {_STEPS} steps the parameters are off by {off(got, wanted, start):.0%} of the "
-            f"distance that Adam in one process moves them.{which}{_origin(got, start, ranks)}"
-        )
+    def _known(self, start: Tensor, ranks: int) -> Known:
+        """The parameters that known mistakes give."""
+        known: dict[str, Any] = {
+            "is as at the start": (start, "Do you gather the parameters and write them back?")
+        }
+        if ranks > 1:
+            on_sums = partial(self._in_one_process, ranks, _EPS / ranks)
+            known["is that of steps with the sum of the gradients, not with their mean"] = on_sums
+            for shift, (fact, advice) in enumerate(_OTHER_GRADIENTS.items()):
+                known[fact] = partial(self._with_other_gradients, ranks, shift), advice
+        return known
 
     def _with_other_gradients(self, ranks: int, shift: int) -> Tensor:
         """All parameters after Adam's steps in which shares get other gradients than their mean.
@@ -221,6 +214,16 @@ class Owned(OnBlock):
             return torch.cat(pieces)[: len(now)]
 
         return Optimizer(_RATE, adam=True, eps=_EPS).run(self.flat(1), gradients, _STEPS)
+
+
+def _shares(got: Tensor, wanted: Tensor, start: Tensor, ranks: int) -> str:
+    """Says which shares are right, and from which values the first wrong share started."""
+    if got.shape != wanted.shape:
+        return ""
+    every = zip(*(flat.chunk(ranks) for flat in (got, wanted, start)), strict=True)
+    right = [rank for rank, (one, due, begin) in enumerate(every) if close(one, due, start=begin)]
+    which = f"The share of {ranks_in_words(right)} is right." if right else ""
+    return f"{which}{_origin(got, start, ranks)}".strip()
 
 
 def _origin(got: Tensor, start: Tensor, ranks: int) -> str:
@@ -302,8 +305,7 @@ class LargeStage2(ResidentCase):
         Adam(layers.parameters()).step()
         wanted = _sample(layers)
         for rank, result in enumerate(results):
-            got = result["sample"]
-            if got.shape != wanted.shape or not off(got, wanted, start) < NEAR:
+            if difference(result["sample"], wanted, start=start):
                 for moment in self.moments:
                     yield (
                         moment.criterion,

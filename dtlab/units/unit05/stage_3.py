@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, fault, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -22,11 +23,9 @@ from dtlab.predict.units import counted
 from dtlab.units.unit05.blocks import (
     FINISHED,
     LargeBlocks,
-    alike,
     flat_gradients,
     flat_of,
     lay,
-    off_from,
 )
 
 if TYPE_CHECKING:
@@ -200,11 +199,9 @@ class Hooked(Faulty):
             for number, block in enumerate(blocks):
                 got = result["pieces"][number] if len(result["pieces"]) == len(blocks) else None
                 right = flat_of(block.parameters(), ranks).chunk(ranks)[rank]
-                if not alike(got, right):
-                    state = (
-                        f"after {_STEPS} steps the piece of block {number} {off_from(got, right)}"
-                    )
-                    yield "result", f"rank {rank}: {state}. Return the pieces of shard, in order."
+                if wrong := difference(got, right, hint="Return the pieces of shard, in order."):
+                    where = f"after {_STEPS} steps the piece of block {number}"
+                    yield "result", f"rank {rank}: {where} " + wrong
 
 
 # Evidence that an answer cannot write itself ---------------------------------------------------
@@ -234,8 +231,8 @@ class Drifting(Hooked):
         wanted = self.right_pieces(len(results))
         for rank, result in enumerate(results):
             got = result.get("pieces") or []
-            if len(got) != len(wanted) or not all(
-                alike(piece, flat.chunk(len(results))[rank])
+            if len(got) != len(wanted) or any(
+                difference(piece, flat.chunk(len(results))[rank])
                 for piece, flat in zip(got, wanted, strict=True)
             ):
                 return (

@@ -111,16 +111,16 @@ class Column(LinearCase):
     def sums(self) -> tuple[int, int]:
         return 0, math.prod(self.tokens) * self.inputs if self.needed else 0
 
-    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> dict[str, Any]:
         if name == "y":
-            return {"y of the dense layer, with all outputs": whole["y"]}
+            return {"is y of the dense layer, with all outputs": whole["y"]}
         known = super().known(name, whole, local, ranks)
         if name != "the gradient of x":
             return known
         part = local["back"] @ local["weight"]
         return {
-            "only this rank's part of the sum over ranks": part,
-            "the mean over the ranks, not the sum": local[name] / ranks,
+            "is only this rank's part of the sum over ranks": part,
+            "is the mean over the ranks, not the sum": local[name] / ranks,
             **known,
         }
 

@@ -120,17 +120,17 @@ class Copying(Region):
     def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
         ranks, x = len(members), 2 * self.same(members[0])
         for name in ("the output", "the input after the call"):
-            known = {"the sum of all ranks' x": x * ranks}
+            known = {"is the sum of all ranks' x": x * ranks}
             yield from compare(result, name, "forward", x, "In forward, f returns x.", known)
         total = self.summed(members)
         known = {
-            "only this rank's part of the sum over ranks": self.summed([members[place]]),
-            "the mean over the ranks, not the sum": total / ranks,
-            "the sum, times the number of ranks": total * ranks,
+            "is only this rank's part of the sum over ranks": self.summed([members[place]]),
+            "is the mean over the ranks, not the sum": total / ranks,
+            "is the sum, times the number of ranks": total * ranks,
         }
         if self.groups:
             every = self.summed([rank for group in self.groups for rank in group])
-            known["the sum over all ranks, including those outside the group"] = every
+            known["is the sum over all ranks, including those outside the group"] = every
         yield from compare(result, "the gradient of x", "gradient", total, _SUM, known)
         if not self.groups:
             name, addend = "the gradient of the other summand", 3 * self.differing(members[place])

@@ -32,21 +32,21 @@ class Adding(Region):
         parts = [leaf.exp() if exp else 2 * leaf for leaf in leaves]
         total = sum(parts[1:], parts[0])
         known = {
-            "only this rank's part": parts[place],
-            "the mean of the parts, not their sum": total / ranks,
+            "is only this rank's part": parts[place],
+            "is the mean of the parts, not their sum": total / ranks,
         }
         advice = "It must be the sum of all ranks' parts."
         yield from compare(result, "the output", "sum", total, advice, known)
         if not self.groups:
-            known = {"the sum": total}
+            known = {"is the sum": total}
             yield from compare(
                 result, "the input after the call", "kept", parts[place], _KEPT, known
             )
         if not exp:  # the gradient of exp depends on its output, which `fn` may have changed
             gradient = 2 * self.same(members[0])
             known = {
-                "the right value times the number of ranks": gradient * ranks,
-                "divided by the number of ranks": gradient / ranks,
+                "is the right value times the number of ranks": gradient * ranks,
+                "is divided by the number of ranks": gradient / ranks,
             }
             yield from compare(result, "the gradient of x", "gradient", gradient, _GRADIENT, known)
 

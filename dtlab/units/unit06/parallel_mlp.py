@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import of_others
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -23,7 +24,7 @@ from dtlab.checks.functions.resident import (
 )
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
-from dtlab.checks.words import Explanation, amount
+from dtlab.checks.words import amount
 from dtlab.predict.units import counted
 from dtlab.units.unit06.passes import (
     FINISHED,
@@ -52,7 +53,7 @@ _KEPT = (
     "a dense layer is still in memory, since an attribute or a function of your module refers to "
     "it. Keep only copies of the rank's parts."
 )
-_TAKE = "take the part of dist.get_rank(group)"
+_TAKE = "Take the part of dist.get_rank(group)."
 _NAMES = "Make each shard an attribute of the module, with the name that the text gives."
 
 
@@ -135,12 +136,8 @@ class ModuleCase(Layer):
             if got is None:
                 yield "shards", f"there is no tensor {name}. {_NAMES}"
                 continue
-            known: Tensors = {
-                Explanation(
-                    f"the part of rank {rank}: {_TAKE}", "the part of another rank"
-                ): part[name]
-                for rank, part in zip(members, parts, strict=True)
-            }
+            every = {rank: part[name] for rank, part in zip(members, parts, strict=True)}
+            known = of_others(every, _TAKE, "the part")
             yield from compare(result, name, "shards", local[name], self.about(name), known)
             if name not in result["parameters"]:
                 yield "shards", f"{name} does not require a gradient: make it an nn.Parameter."
@@ -242,10 +239,10 @@ class OfMLP(ModuleCase):
             F.gelu(F.linear(x, first, first_bias), approximate=gelu), second, second_bias
         )
 
-    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> dict[str, Any]:
         known = super().known(name, whole, local, ranks)
         if name == "y":
-            by_tanh = "the output with GELU's tanh approximation, but nn.GELU() is exact"
+            by_tanh = "is the output with GELU's tanh approximation, but nn.GELU() is exact"
             known[by_tanh] = self.dense(whole, "tanh")
         return known
 

@@ -12,21 +12,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen
 from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import inside_marks, unseen_collectives
-from dtlab.checks.words import Explanation, mistake_of
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["BACKWARD", "FINISHED", "FORWARD", "GRADIENT", "PAIR", "PRODUCT", "Layer", "Pass",
-           "Tensors", "compare", "difference", "extra_calls", "wrong_calls"]  # fmt: skip
+           "Tensors", "compare", "extra_calls", "wrong_calls"]  # fmt: skip
 
 FORWARD, BACKWARD, PRODUCT = "check: forward", "check: backward", "check: product"  # marks
 FINISHED = (
@@ -96,8 +95,7 @@ class Pass(Faulty):
             members = members_of(self.groups, rank, len(results))
             for name, message in self.wrong(result, members.index(rank), members):
                 criterion = self.topic if self.topic in self.apart else name
-                text = f"rank {rank}: {message}{_GROUP if self.groups else ''}"
-                yield criterion, Explanation(text, mistake_of(message))
+                yield criterion, f"rank {rank}: " + message + _GROUP * bool(self.groups)
 
 
 _GROUP = " Here each group computes separately: pass `group` to every function that you call."
@@ -155,11 +153,11 @@ class Layer(Pass):
         local = self.cut(self.whole(members[0]), members.index(rank), len(members))
         return {name: tensor.clone() for name, tensor in local.items()}
 
-    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
-        """Values of y or a gradient that known mistakes give, by their description."""
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> dict[str, Any]:
+        """Values of y or a gradient that known mistakes give, as in `difference`."""
         return {
-            "the right value times the number of ranks": local[name] * ranks,
-            "divided by the number of ranks": local[name] / ranks,
+            "is the right value times the number of ranks": local[name] * ranks,
+            "is divided by the number of ranks": local[name] / ranks,
         }
 
     def wrong(self, result: Noted, place: int, members: tuple[int, ...]) -> Iterator[Fault]:
@@ -173,6 +171,7 @@ class Layer(Pass):
 
 # Comparison of tensors --------------------------------------------------------------------------
 
+_NEAR = 1e-9  # up to rounding in float64
 _MISSING = " Does a function return nothing, or the value of dist.all_reduce, which is None?"
 
 
@@ -182,37 +181,13 @@ def compare(
     criterion: str,
     wanted: Tensor,
     advice: str,
-    known: Tensors | None = None,
+    known: Known | None = None,
 ) -> Iterator[Fault]:
-    """Yield a fault of this criterion if the rank's tensor `name` is not the wanted one.
-
-    If it has a `known` wrong value, the fault's message is an `Explanation` with its description.
-    """
+    """Yield a fault of this criterion if the rank's tensor `name` is not the wanted one."""
     got = result.get(name)
-    off = difference(got, wanted, known or {})
-    if off:
-        message = f"{name} {off}. {advice}{_MISSING if got is None else ''}"
-        yield criterion, Explanation(message, mistake_of(off))
-
-
-def difference(got: Any, wanted: Tensor, known: Tensors) -> str:
-    """How `got` differs: a `known` mistake, its shape, or its values; empty if it does not.
-
-    For a known mistake, the result is an `Explanation`. Its mistake is the description of the
-    value, or the description's own mistake if that is an `Explanation`.
-    """
-    import torch
-
-    if not isinstance(got, torch.Tensor):
-        return "is missing" if got is None else f"is a {type(got).__name__}, not a tensor"
-    near = partial(torch.allclose, rtol=1e-9, atol=1e-9)  # up to rounding in float64
-    for description, other in {"": wanted, **known}.items():
-        if got.shape == other.shape and near(got.double(), other.double()):
-            known_mistake = mistake_of(description) or description
-            return Explanation(f"is {description}", known_mistake) if description else ""
-    if got.shape != wanted.shape:
-        return f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
-    return f"is off by up to {float((got - wanted).abs().max()):.2g}"
+    hint = f"{advice}{_MISSING if got is None else ''}"
+    if wrong := difference(got, wanted, known, hint=hint, near=_NEAR):
+        yield criterion, f"{name} " + wrong
 
 
 # Communication calls ----------------------------------------------------------------------------

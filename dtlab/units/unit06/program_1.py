@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.programs.training import proof, script_part
 from dtlab.units.unit06.runs import AS_ONE, not_shared, other_bytes, reduced, scene, trials
 
@@ -15,8 +15,8 @@ PART = script_part(
     scene(),
     trials,
     (
-        criterion("bytes", 2, "it sends two all-reduces per layer", not_shared, other_bytes),
-        criterion("training", 2, "it trains as one process does", *AS_ONE, after="bytes"),
+        rule("bytes", 2, "it sends two all-reduces per layer", by=(not_shared, other_bytes)),
+        rule("training", 2, "it trains as one process does", by=(*AS_ONE,), after="bytes"),
     ),
     [
         "hidden = layer.norm(x)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.training import script_part
 from dtlab.units.unit06.runs import (
@@ -41,14 +41,12 @@ PART = script_part(
     scene(),
     trials,
     (
-        criterion("outputs", 3, "the first loss is that of one process", _other_start),
-        criterion(
+        rule("outputs", 3, "the first loss is that of one process", by=_other_start),
+        rule(
             "training",
             2,
             "it trains as one process does",
-            not_shared,
-            *AS_ONE,
-            other_bytes,
+            by=(not_shared, *AS_ONE, other_bytes),
             after="outputs",
         ),
     ),

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.programs.run import copies_differ
 from dtlab.checks.programs.training import proof, script_part
 from dtlab.units.unit06.runs import (
@@ -29,17 +29,20 @@ PART = script_part(
     scene(1),
     trials,
     (
-        criterion("copies", 1, "all ranks end with equal copies", copies_differ),
-        criterion(
+        rule("copies", 1, "all ranks end with equal copies", by=copies_differ),
+        rule(
             "updates",
             2,
             "the first update of each parameter is that of one process",
-            not_shared,
-            other_updates,
+            by=(not_shared, other_updates),
             after="copies",
         ),
-        criterion(
-            "training", 1, "it trains as one process does", *AS_ONE, other_bytes, after="updates"
+        rule(
+            "training",
+            1,
+            "it trains as one process does",
+            by=(*AS_ONE, other_bytes),
+            after="updates",
         ),
     ),
     [

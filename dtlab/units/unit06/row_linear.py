@@ -38,15 +38,15 @@ class Row(LinearCase):
     def sums(self) -> tuple[int, int]:
         return math.prod(self.tokens) * self.outputs, 0
 
-    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> Tensors:
+    def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> dict[str, Any]:
         if name != "y":
             return super().known(name, whole, local, ranks)
         bias = local["bias"] if self.bias else 0
         return {
-            "only this rank's part of the sum over ranks": self.dense(local),
-            "the sum, with the bias added once per rank": local["y"] + (ranks - 1) * bias,
-            "the sum, without the bias": local["y"] - bias,
-            "the mean over the ranks, not the sum": (local["y"] - bias) / ranks + bias,
+            "is only this rank's part of the sum over ranks": self.dense(local),
+            "is the sum, with the bias added once per rank": local["y"] + (ranks - 1) * bias,
+            "is the sum, without the bias": local["y"] - bias,
+            "is the mean over the ranks, not the sum": (local["y"] - bias) / ranks + bias,
         }
 
     def advice(self, trouble: str) -> str:

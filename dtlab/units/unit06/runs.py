@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import close
 from dtlab.checks.functions.criteria import Objection
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import unseen_collectives
@@ -171,14 +171,11 @@ def other_bytes(case: SharedRun, results: Sequence[Any], run: Observation) -> st
 
 def other_order(case: SharedRun, results: Sequence[Any], run: Observation) -> str:
     """A message if a rank has the right rows of `wide.weight` in another order."""
-    import torch
-
-    near = partial(torch.allclose, rtol=0, atol=NEAR)
     _, after = case.one_process(len(results))
     for name, whole in after[-1].items():
         for rank, result in enumerate(results if name.endswith("wide.weight") else ()):
             got, part = result["after"][name], case.part(name, whole, rank, len(results))
-            if not near(got, part) and near(got.sort(0).values, part.sort(0).values):
+            if not close(got, part) and close(got.sort(0).values, part.sort(0).values):
                 return (
                     f"{name} on rank {rank} has its rows in another order than the text asks: "
                     "first the rows of the gate, then those of the values."

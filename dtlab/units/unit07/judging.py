@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import close
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.trials import Trial
-from dtlab.checks.functions.values import close
 from dtlab.predict import peak_in_flight
 from dtlab.predict.units import counted
 from dtlab.schedules import Action, Schedule, as_schedule, find_faults, grid, stage_ranks

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import close
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, of_topic, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Trial
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.schedules import Action, Schedule, as_schedule, gpipe, one_f_one_b

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.run import (
     Program,
@@ -147,16 +147,15 @@ PART = script_part(
     Trial(4, [Replica(0, 32, num_steps=1)], limit=_LIMIT),
     _trials,
     (
-        criterion("copies", 2, "all copies have the same hash", copies_differ),
-        criterion(
+        rule("copies", 2, "all copies have the same hash", by=copies_differ),
+        rule(
             "training",
             2,
             "it trains as one process does",
-            other_parameters,
-            other_losses(_NEAR),
+            by=(other_parameters, other_losses(_NEAR)),
             after="copies",
         ),
-        criterion("traffic", 1, "each gradient is sent once", _too_much_sent, after="copies"),
+        rule("traffic", 1, "each gradient is sent once", by=_too_much_sent, after="copies"),
     ),
     [
         "if result.loss is not None:",

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Trial
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.units.unit08.sequences import FINISHED, attention, drawn
 
@@ -111,12 +111,10 @@ class Merging(Faulty):
         judged = {"out": (result["out"], out), "total": (result["total"], total)}
         for name, (got, wanted) in judged.items():
             topic = name if self.topic == "out" else self.topic
-            if got.shape != wanted.shape:
-                yield topic, f"{name} has shape {list(got.shape)}, not {list(wanted.shape)}."
-            elif not got.isfinite().all():
-                yield topic, f"{name} has {'NaN' if got.isnan().any() else 'inf'}. {self._cure}"
-            elif not close(got, wanted):
-                yield topic, self._why(name, got, wanted)
+            hint = self._cure if self.topic in ("large", "rounds") else _HINT
+            known = self._known(name, wanted)
+            if wrong := difference(got, wanted, known, hint=hint, not_finite=self._cure):
+                yield topic, f"{name} " + wrong
 
     @property
     def _cure(self) -> str:
@@ -127,45 +125,45 @@ class Merging(Faulty):
             "a difference that is never positive."
         )
 
-    def _why(self, name: str, got: Tensor, wanted: Tensor) -> str:
-        """The message for a known mistake that gives this tensor; else a general hint."""
-        import torch
-
+    def _known(self, name: str, wanted: Tensor) -> Known:
+        """The values of known mistakes."""
         count, first = sum(self.blocks), self.blocks[0]
         q, k, v = self.tensors()
         new = attention(q, k[..., first:, :], v[..., first:, :])
         scores = q @ k.transpose(-2, -1) / math.sqrt(self.size)
         old, old_total = self.over(first)
         if name == "total":
-            known = {
-                "this is the sum of exp(scores). Return its logarithm.": wanted.exp(),
-                "this is the largest score, not the logarithm of the sum.": scores.amax(-1),
-                "this is the total of the new block alone.": scores[..., first:].logsumexp(-1),
-                "this is the total from before the block.": old_total,
-                "these are two logarithms added up. What is added are the sums.":
-                    old_total + scores[..., first:].logsumexp(-1),
+            return {
+                "is the sum of exp(scores)": (wanted.exp(), "Return its logarithm."),
+                "is the largest score, not the logarithm of the sum": (scores.amax(-1), ""),
+                "is the total of the new block alone": (scores[..., first:].logsumexp(-1), ""),
+                "is the total from before the block": (old_total, ""),
+                "is two logarithms added up": (
+                    old_total + scores[..., first:].logsumexp(-1), "What is added are the sums."
+                ),
             }  # fmt: skip
-        else:
-            large = scores * math.sqrt(self.size)
-            known = {
-                "the outputs of both blocks are added without weights. Their weights are "
-                "exp(l - L).": old + new,
-                "this is the mean of both outputs. A block with larger scores counts more.":
-                    (old + new) / 2,
-                "here the blocks count by their numbers of keys. They count by their sums of "
-                "exp(scores).": (first * old + (count - first) * new) / count,
-                "this is the output over the new block alone.": new,
-                "this is the output from before the block.": old,
-                "the old output is not rescaled to the new total.":
-                    old + scores.softmax(-1)[..., first:] @ v[..., first:, :],
-                "the scores of the new block are not divided by sqrt(head size).":
-                    _mixed(old, old_total, large[..., first:], v[..., first:, :]),
-                "the scores are not divided by sqrt(head size).": large.softmax(-1) @ v,
-            }  # fmt: skip
-        fitting = (text for text, one in known.items() if close(got, one))
-        worst = float(torch.nan_to_num(got - wanted).abs().max())
-        hint = self._cure if self.topic in ("large", "rounds") else _HINT
-        return f"{name}: " + next(fitting, f"it is off by up to {worst:.2g}. {hint}")
+        large = scores * math.sqrt(self.size)
+        return {
+            "is the sum of both outputs, without weights": (
+                old + new, "Their weights are exp(l - L)."
+            ),
+            "is the mean of both outputs": (
+                (old + new) / 2, "A block with larger scores counts more."
+            ),
+            "counts the blocks by their numbers of keys": (
+                (first * old + (count - first) * new) / count,
+                "They count by their sums of exp(scores).",
+            ),
+            "is the output over the new block alone": (new, ""),
+            "is the output from before the block": (old, ""),
+            "has the old output, not rescaled to the new total": (
+                old + scores.softmax(-1)[..., first:] @ v[..., first:, :], ""
+            ),
+            "has scores of the new block that are not divided by sqrt(head size)": (
+                _mixed(old, old_total, large[..., first:], v[..., first:, :]), ""
+            ),
+            "has scores that are not divided by sqrt(head size)": (large.softmax(-1) @ v, ""),
+        }  # fmt: skip
 
 
 _HINT = "With L = log(exp(total) + sum(exp(scores))), which share has each block?"

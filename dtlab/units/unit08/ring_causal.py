@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dtlab.checks.comparison import Known
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.trials import Observation, Trial
@@ -25,7 +26,7 @@ class Causal(OnTokens):
     """A call on tokens in zig-zag order: an early and a late run on each rank."""
 
     nan = (
-        "the output has NaN. If all scores of a query are hidden, their logsumexp is -inf, and "
+        "If all scores of a query are hidden, their logsumexp is -inf, and "
         "-inf - (-inf) is NaN: skip such a block. Does each token see itself?"
     )
     topic: str = "result"
@@ -53,7 +54,7 @@ class Causal(OnTokens):
         own = torch.tensor(self.places(rank, ranks))
         return own.unsqueeze(1) >= torch.arange(ranks * self.tokens)
 
-    def known(self, rank: int, ranks: int) -> dict[str, Tensor]:
+    def more_known(self, rank: int, ranks: int) -> Known:
         import torch
 
         q, k, v = self.whole(ranks)
@@ -64,10 +65,13 @@ class Causal(OnTokens):
         unmasked = self.visible(rank, ranks)
         unmasked[:, blocks[rank]] = True
         return {
-            "the mask is that of tokens in order, rank after rank. Here each rank has an early "
-            "and a late run.": attention(mine, k[..., order, :], v[..., order, :], contiguous),
-            "its own block has no mask: a token attends to later ones.":
-                attention(mine, k, v, unmasked),
+            "has the mask of tokens in order, rank after rank": (
+                attention(mine, k[..., order, :], v[..., order, :], contiguous),
+                "Here each rank has an early and a late run.",
+            ),
+            "has no mask in its own block: a token attends to later ones": (
+                attention(mine, k, v, unmasked), ""
+            ),
         }  # fmt: skip
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:

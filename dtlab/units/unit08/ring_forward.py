@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.resident import Mark, Moment, ResidentCase, grown_by, use_twice
 from dtlab.checks.functions.trials import Observation, Trial, drawn_seed
 from dtlab.checks.functions.unseen import confirmed
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount
 from dtlab.units.unit08.sequences import FINISHED, OnTokens, attention, drawn
@@ -79,8 +79,7 @@ class LargeRing(ResidentCase):
         k, v = (torch.cat([part[place] for part in parts], -2) for place in (1, 2))
         for rank, result in enumerate(results):
             wanted = attention(parts[rank][0], k, v[..., ::_SHOWN])
-            got = result["out"]
-            if got is None or got.shape != wanted.shape or not close(got, wanted):
+            if difference(result["out"], wanted):
                 message = f"rank {rank}: the output is wrong with blocks of this size."
                 yield "holds", f"{message} Nothing in your function may depend on a certain size."
 

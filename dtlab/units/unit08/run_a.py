@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.criteria import Objection, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Case, Observation, Trial
 from dtlab.checks.programs.training import Scene, proof, script_part
@@ -183,10 +183,10 @@ PART = script_part(
     Trial(6, [Tiled(0, (2, 3), (6, 8))], limit=_LIMIT),
     _trials,
     (
-        criterion("most", 2, "after one step, 95 % of the cells are right", _first_step(0.05)),
-        criterion("all", 2, "after one step, all cells are right", _first_step(0), after="most"),
-        criterion("steps", 1, "after several steps, all are right", _other_field, after="all"),
-        criterion("traffic", 1, "a rank sends only the halos", _too_much_sent, after="all"),
+        rule("most", 2, "after one step, 95 % of the cells are right", by=_first_step(0.05)),
+        rule("all", 2, "after one step, all cells are right", by=_first_step(0), after="most"),
+        rule("steps", 1, "after several steps, all are right", by=_other_field, after="all"),
+        rule("traffic", 1, "a rank sends only the halos", by=_too_much_sent, after="all"),
     ),
     [
         "lines = padded.narrow(1 - dim, 1, tile.shape[1 - dim])",

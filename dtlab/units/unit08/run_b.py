@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.criteria import Objection, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Case, Observation, Trial
 from dtlab.checks.programs.training import Scene, proof, script_part
@@ -187,10 +187,10 @@ PART = script_part(
     Trial(4, [Attending(0, 4, 2)], limit=_LIMIT),
     _trials,
     (
-        criterion("whole", 1, "right without a mask", _differs(False, (2, 3, 4))),
-        criterion("two", 2, "right with a mask on two ranks", _differs(True, (2,)), waits=True),
-        criterion("more", 2, "the same on three and four", _differs(True, (3, 4)), after="two"),
-        criterion("ring", 1, "blocks travel around a ring", _holds_more, after="more"),
+        rule("whole", 1, "right without a mask", by=(_differs(False, (2, 3, 4)),)),
+        rule("two", 2, "right with a mask on two ranks", by=(_differs(True, (2,)),)),
+        rule("more", 2, "the same on three and four", by=(_differs(True, (3, 4)),), after="two"),
+        rule("ring", 1, "blocks travel around a ring", by=_holds_more, after="more"),
     ),
     [
         "positions = [torch.cat([runs[r], runs[ranks + r]]) for r in range(ranks)]",

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab import torch_internals
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Observation
-from dtlab.checks.functions.values import close
-from dtlab.checks.words import amount
+from dtlab.checks.words import Explanation, amount
 from dtlab.predict.units import counted
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["FINISHED", "OnTokens", "attention", "drawn"]
+
+_ROUNDS = "How many rounds does the ring take?"
 
 FINISHED = ("dtlab.simple", "dtlab.parallel.context.ring", "dtlab.parallel.context.ulysses")
 
@@ -119,21 +121,14 @@ class OnTokens(Faulty):
         for rank, result in enumerate(results):
             own = self.places(rank, ranks)
             wanted = attention(q[..., own, :], k, v, self.visible(rank, ranks))
-            got = result["out"]
-            if got is None or got.shape != wanted.shape:
-                shape = "None" if got is None else f"shape {list(got.shape)}"
-                yield (
-                    self.topic,
-                    f"rank {rank} returns {shape}. Return the output for its own tokens, "
-                    f"{list(wanted.shape)}.",
-                )
-            elif not got.isfinite().all() or not close(got, wanted):
-                yield self.topic, f"rank {rank}: {self.why(rank, ranks, got, wanted)}"
+            wrong = difference(
+                result["out"], wanted, self.known(rank, ranks), hint=self.hint, not_finite=self.nan
+            )
+            if wrong:
+                yield self.topic, f"rank {rank}: the output " + wrong
 
-    def why(self, rank: int, ranks: int, got: Tensor, wanted: Tensor) -> str:
-        """The message for a known mistake that gives this output; else a general hint."""
-        if got.isnan().any():
-            return self.nan
+    def known(self, rank: int, ranks: int) -> Known:
+        """Outputs of known mistakes."""
         q, k, v = self.whole(ranks)
         blocks = [self.places(other, ranks) for other in range(ranks)]
         mine, visible = q[..., blocks[rank], :], self.visible(rank, ranks)
@@ -145,36 +140,39 @@ class OnTokens(Faulty):
             return attention(mine, k[..., places, :], v[..., places, :], sight)
 
         alone = [over(other) for other in range(ranks)]
-        known = {
-            "these are the values over all keys with another scale of the scores. They are "
-            "q k / sqrt(head size).": attention(mine * math.sqrt(self.size), k, v, visible),
-            "this is attention over its own keys alone. The other blocks have to come to it.":
-                alone[rank],
-            "these are the outputs of all blocks, added up without weights. Rescale what you "
-            "have, and what is new, by exp(l - L).": sum(alone[1:], alone[0]),
-            "this is the mean of the blocks' outputs. A block with larger scores counts more.":
-                sum(alone[1:], alone[0]) / ranks,
-            "this is attention over all keys, without a mask.": attention(mine, k, v),
-            **self.known(rank, ranks),
-            "its own block counts twice. How many rounds does the ring take?":
-                over(*range(ranks), rank),
-            "here the keys of all ranks meet its own values only. Values travel with their keys.":
+        known: dict[str, Any] = {
+            "is that over all keys with another scale of the scores": (
+                attention(mine * math.sqrt(self.size), k, v, visible),
+                "They are q k / sqrt(head size).",
+            ),
+            "is attention over its own keys alone": (
+                alone[rank], "The other blocks have to come to it."
+            ),
+            "is the sum of the blocks' outputs, without weights": (
+                sum(alone[1:], alone[0]),
+                "Rescale what you have, and what is new, by exp(l - L).",
+            ),
+            "is the mean of the blocks' outputs": (
+                sum(alone[1:], alone[0]) / ranks, "A block with larger scores counts more."
+            ),
+            "is attention over all keys, without a mask": (attention(mine, k, v), ""),
+            **self.more_known(rank, ranks),
+            "counts its own block twice": (over(*range(ranks), rank), _ROUNDS),
+            "is that of the keys of all ranks with its own values only": (
                 attention(mine, k, v[..., blocks[rank], :].repeat(1, 1, ranks, 1), visible),
+                "Values travel with their keys.",
+            ),
         }  # fmt: skip
         for other in range(ranks if ranks > 1 else 0):
-            rest = [each for each in range(ranks) if each != other]
-            known[
-                f"the keys of rank {other} are not in it. How many rounds does the ring take?"
-            ] = over(*rest)
-        fitting = (t for t, one in known.items() if one.isfinite().all() and close(got, one))
-        worst = float((got - wanted).abs().max())
-        return next(fitting, f"the output is off by up to {worst:.2g}. {self.hint}")
+            fact = Explanation(f"lacks the keys of rank {other}", "lacks the keys of a rank")
+            known[fact] = over(*(each for each in range(ranks) if each != other)), _ROUNDS
+        return known
 
-    def known(self, rank: int, ranks: int) -> dict[str, Tensor]:
-        """Outputs of known mistakes of one kind of case, by message."""
+    def more_known(self, rank: int, ranks: int) -> Known:
+        """Outputs of known mistakes of one kind of case."""
         return {}
 
-    nan: ClassVar[str] = "the output has NaN: which difference is inf - inf?"
+    nan: ClassVar[str] = "Which difference is inf - inf?"
 
     @property
     def hint(self) -> str:

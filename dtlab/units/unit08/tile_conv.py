@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import close, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Observation, Trial
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount
 from dtlab.units.unit08.sequences import drawn
@@ -19,7 +19,6 @@ from dtlab.units.unit08.tiles import FINISHED
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 
 def exchange(to_above: Tensor, to_below: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,17 +148,19 @@ class Convolving(Faulty):
                     f"rank {rank}: {len(rows)} of {count} rows differ from those of one process, "
                     f"row {rows[0] if rows else 0} is the first. {self._where(rows, count)}",
                 )
-            alone = self.convolved(own)
-            tile = whole["tile"][..., own.start : own.stop, :]
-            part = alone["tile"][..., own.start : own.stop, :]
-            if text := _unlike(result["tile"], tile, part):
-                yield "tile", f"rank {rank}, gradient of the tile: {text}{_TILE}"
+            part, mine = self.convolved(own), slice(own.start, own.stop)
+            known = {_ALONE: (part["tile"][..., mine, :], f"{_OTHERS} {_TILE}")}
+            if wrong := difference(result["tile"], whole["tile"][..., mine, :], known, hint=_TILE):
+                yield "tile", f"rank {rank}: the gradient of the tile " + wrong
             for name in ("weight", "bias"):
-                got, wanted = result[name], whole[name]
-                if text := _unlike(got, wanted, alone[name]):
-                    if got is not None and close(got, wanted / len(results)):
-                        text = "it is the mean over the ranks. One process has the sum."
-                    yield "weights", f"rank {rank}, gradient of the {name}: {text}"
+                known = {
+                    _ALONE: (part[name], _OTHERS),
+                    "is the mean over the ranks": (
+                        whole[name] / len(results), "One process has the sum."
+                    ),
+                }  # fmt: skip
+                if wrong := difference(result[name], whole[name], known, hint=_NOT):
+                    yield "weights", f"rank {rank}: the gradient of the {name} " + wrong
 
     def _where(self, rows: Sequence[int], count: int) -> str:
         """A hint from the rows that are wrong."""
@@ -183,18 +184,10 @@ class Convolving(Faulty):
                 )
 
 
+_ALONE = "comes from this rank's outputs alone"
+_OTHERS = "The other ranks' parts belong to it."
+_NOT = "It is not that of one process."
 _TILE = "What do the neighbours compute from its border rows?"
-
-
-def _unlike(got: Tensor | None, wanted: Tensor, alone: Tensor) -> str:
-    """What is wrong with a gradient; `alone` is the part that comes from this rank's outputs."""
-    if got is None:
-        return "there is none. "
-    if got.shape == wanted.shape and close(got, wanted):
-        return ""
-    if got.shape == wanted.shape and close(got, alone):
-        return "it comes from this rank's outputs alone. The other ranks' parts belong to it. "
-    return "it is not that of one process. "
 
 
 def _trials(seed: int) -> list[Trial]:

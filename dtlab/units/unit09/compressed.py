@@ -16,21 +16,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.values import close
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FINISHED", "UNCHANGED", "Compressed", "States", "call_in_steps"]
+__all__ = ["AS_IT_WAS", "CHANGE", "FINISHED", "Compressed", "States", "call_in_steps"]
 
 FINISHED = (
     "dtlab.simple",
     "dtlab.training.compression",
     "torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook",
 )
-UNCHANGED = "it is as it was. Change the tensor itself, as `error += gradient` or `copy_` do."
+AS_IT_WAS = "is as it was"
+CHANGE = "Change the tensor itself, as `error += gradient` or `copy_` do."
 
 States = list[dict[str, "Tensor"]]  # of all ranks
 
@@ -93,12 +94,13 @@ class Compressed(Faulty):
             mean, kept = self.right(gradients, before)
             for rank, each in enumerate(noted):
                 where = f"step {step + 1}, rank {rank}" if self.steps > 1 else f"rank {rank}"
-                if words := self._wrong_mean(each["mean"], mean, rank, gradients, before):
-                    yield self.topic, f"{where}: {words}"
+                known = self._known_means(mean, rank, gradients, before)
+                if wrong := difference(each["mean"], mean, known, hint=self.cure):
+                    yield self.topic, f"{where}: the mean that you return " + wrong
                     continue
                 error = each["after"]["error"]
-                if words := self._wrong_error(error, kept[rank], rank, gradients, before):
-                    yield "kept", f"{where}, error: {words}"
+                if wrong := self._wrong_error(error, kept[rank], gradients[rank], before[rank]):
+                    yield "kept", f"{where}: the error " + wrong
                 for name, words in self.other_faults(each["after"], before[rank], mean):
                     yield name, f"{where}, {words}"
 
@@ -107,8 +109,18 @@ class Compressed(Faulty):
         """The right mean, and the right error of each rank."""
 
     @abstractmethod
-    def known(self, rank: int, gradients: list[Tensor], before: States) -> dict[str, Tensor]:
-        """Means that known mistakes give, by message; the last one says what is off."""
+    def known(self, rank: int, gradients: list[Tensor], before: States) -> Known:
+        """Means that known mistakes give."""
+
+    def _known_means(
+        self, mean: Tensor, rank: int, gradients: list[Tensor], before: States
+    ) -> Known:
+        count, total = len(gradients), sum(gradients[1:], gradients[0])
+        return {
+            "is the sum over the ranks": (mean * count, "Divide it by their number."),
+            **self.known(rank, gradients, before),
+            "is that of the whole gradients": (total / count, "Send a compressed form of them."),
+        }
 
     def other_faults(
         self, after: dict[str, Tensor], before: dict[str, Tensor], mean: Tensor
@@ -116,49 +128,21 @@ class Compressed(Faulty):
         """Yields what is wrong with the rest of the state."""
         yield from ()
 
-    def _wrong_mean(
-        self, got: Any, mean: Tensor, rank: int, gradients: list[Tensor], before: States
-    ) -> str:
-        if got is None or got.shape != mean.shape:
-            what = "None" if got is None else f"a tensor of shape {list(got.shape)}"
-            return f"returned is {what}, not one of shape {list(mean.shape)}."
-        if not got.isfinite().all():
-            return f"the mean has NaN or inf. {self.cure}"
-        if close(got, mean):
-            return ""
-        known = {
-            "this is the sum over the ranks. Divide it by their number.": mean * len(gradients),
-            **self.known(rank, gradients, before),
-            "this is the mean of the whole gradients. Send a compressed form of them.":
-                sum(gradients[1:], gradients[0]) / len(gradients),
-        }  # fmt: skip
-        worst = float((got - mean).abs().max())
-        else_ = f"it is off by up to {worst:.2g}. {self.cure}"
-        return next((words for words, one in known.items() if close(got, one)), else_)
-
     @property
     @abstractmethod
     def cure(self) -> str:
         """A hint if no mistake is known that gives this mean."""
 
-    def _wrong_error(
-        self, got: Tensor, kept: Tensor, rank: int, gradients: list[Tensor], before: States
-    ) -> str:
-        own, old = gradients[rank], before[rank]["error"]
-        if got.shape != kept.shape:
-            return f"it has shape {list(got.shape)}, not {list(kept.shape)}."
+    def _wrong_error(self, got: Any, kept: Tensor, own: Tensor, before: dict[str, Tensor]) -> str:
+        old = before["error"]
         known = {
-            "": kept,
-            UNCHANGED: old,
-            "it is zero. Keep what was not sent.": 0 * kept,
-            "this is everything, also what was sent.": own + old,
-            "what was left from the step before is lost.": kept - old,
-            "this is what was sent. Keep what was not.": own + old - kept,
+            AS_IT_WAS: (old, CHANGE),
+            "is zero": (0 * kept, "Keep what was not sent."),
+            "is everything, also what was sent": (own + old, self.keep),
+            "lacks what was left from the step before": (kept - old, self.keep),
+            "is what was sent": (own + old - kept, "Keep what was not."),
         }
-        rounding = 1e-4 * float((own + old).abs().max())  # what is kept may be almost nothing
-        worst = float((got - kept).abs().max())
-        message = f"{self.keep} It is off by up to {worst:.2g}."
-        near = (words for words, one in known.items() if (got - one).abs().max() <= rounding)
-        return next(near, message)
+        largest = float((own + old).abs().max())  # what is kept may be almost nothing
+        return difference(got, kept, known, hint=self.keep, scale=10 * largest)
 
     keep: ClassVar[str] = ""  # what the error should be

@@ -16,12 +16,12 @@ from itertools import accumulate, pairwise
 from math import inf, prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import NEAR, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import inside_marks, marked_waits, unseen_collectives
-from dtlab.checks.functions.values import close, same_bits
 from dtlab.checks.parts import Part
 
 if TYPE_CHECKING:
@@ -123,18 +123,18 @@ class Arriving(Faulty):
         for place, got in stepped:
             parts = [gradients[place] for gradients in own]
             total, count = sum(parts[1:], parts[0]), len(parts)
-            if got.shape != total.shape:
-                return f"gradient {place} has shape {list(got.shape)}, not {list(total.shape)}."
-            if not (close if count == 3 else same_bits)(got, total / count):
-                known = {
-                    "this is the sum over the ranks, not the mean.": total,
-                    "this is the rank's own gradient, not the mean.": parts[rank],
-                    "this is the rank's own gradient, divided by the number of ranks.":
-                        parts[rank] / count,
-                }  # fmt: skip
-                words = (text for text, one in known.items() if count > 1 and close(got, one))
-                hint = "Does anything read a bucket before its wait, or mix up its gradients?"
-                return f"gradient {place}: " + next(words, f"this is not the mean. {hint}")
+            known = {
+                "is the sum over the ranks, not the mean": (total, ""),
+                "is the rank's own, not the mean": (parts[rank], ""),
+                "is the rank's own, divided by the number of ranks": (parts[rank] / count, ""),
+            }
+            hint = "Does anything read a bucket before its wait, or mix up its gradients?"
+            wrong = difference(
+                got, total / count, known if count > 1 else {}, hint=hint,
+                near=NEAR if count == 3 else 0.0,
+            )  # fmt: skip
+            if wrong:
+                return f"gradient {place} " + wrong
         return ""
 
     # What the trace shows ------------------------------------------------------------------------

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import Known, close
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import confirmed
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount
 from dtlab.predict.units import counted
-from dtlab.units.unit09.compressed import UNCHANGED, Compressed, States, call_in_steps
+from dtlab.units.unit09.compressed import AS_IT_WAS, CHANGE, Compressed, States, call_in_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,7 @@ class PowerSGD(Compressed):
     """Calls of `fn(matrix, q, error)`. With the topic "dependent", columns of P are dependent."""
 
     also_shows: ClassVar = {"mean": ("kept", "warm"), "fed_back": ("kept", "warm")}
-    keep = "it should be matrix + error - mean, with this rank's matrix."
+    keep = "It should be matrix + error - mean, with this rank's matrix."
 
     columns: int = 2
 
@@ -68,25 +68,34 @@ class PowerSGD(Compressed):
         mean = _onto(sum(products[1:], products[0]), sum(whole[1:], whole[0])) / len(whole)
         return mean, [each - mean for each in whole]
 
-    def known(self, rank: int, gradients: list[Tensor], before: States) -> dict[str, Tensor]:
+    def known(self, rank: int, gradients: list[Tensor], before: States) -> Known:
         whole = [own + old["error"] for own, old in zip(gradients, before, strict=True)]
         total, total_alone = sum(whole[1:], whole[0]), sum(gradients[1:], gradients[0])
         q, count = before[rank]["q"], len(whole)
         own, product = whole[rank], total @ q
         return {
-            "this is without what was kept. Add it to the matrix first.":
-                _onto(total_alone @ q, total_alone) / count,
-            "P has no orthonormal columns.": product @ (total.T @ product).T / count,
-            "P has no orthonormal columns: they have length 1, and are not at right angles.":
-                _unit(product) @ (total.T @ _unit(product)).T / count,
-            "this is the approximation of this rank's matrix alone.": _onto(own @ q, own),
-            "P is this rank's own. Sum it over the ranks before you make its columns "
-            "orthonormal.": _basis(own @ q) @ sum(_basis(w @ q).T @ w for w in whole) / count,
-            "Q is this rank's own. Sum it over the ranks too.": _onto(product, own),
-            "Q is this rank's own. Sum it over the ranks too, and then divide.":
-                _onto(product, own) / count,
-            "this is P times the old Q. Compute the new one from the matrix and P.":
-                _basis(product) @ q.T,
+            "is without what was kept": (
+                _onto(total_alone @ q, total_alone) / count, "Add it to the matrix first."
+            ),
+            "is that of a P without orthonormal columns": (
+                product @ (total.T @ product).T / count, ""
+            ),
+            "is that of a P without orthonormal columns: they have length 1, and are not at right "
+            "angles": (_unit(product) @ (total.T @ _unit(product)).T / count, ""),
+            "is the approximation of this rank's matrix alone": (_onto(own @ q, own), ""),
+            "is made with this rank's own P": (
+                _basis(own @ q) @ sum(_basis(w @ q).T @ w for w in whole) / count,
+                "Sum P over the ranks before you make its columns orthonormal.",
+            ),
+            "is made with this rank's own Q": (
+                _onto(product, own), "Sum Q over the ranks too."
+            ),
+            "is made with this rank's own Q, and divided": (
+                _onto(product, own) / count, "Sum Q over the ranks too, and then divide."
+            ),
+            "is P times the old Q": (
+                _basis(product) @ q.T, "Compute the new one from the matrix and P."
+            ),
         }  # fmt: skip
 
     def other_faults(
@@ -97,7 +106,7 @@ class PowerSGD(Compressed):
         if self.topic == "dependent" or not mean.isfinite().all():
             return
         if q.equal(before["q"]):
-            yield "warm", f"q: {UNCHANGED}"
+            yield "warm", f"q {AS_IT_WAS}. {CHANGE}"
         elif q.shape != before["q"].shape or not q.isfinite().all():
             yield "warm", f"q has shape {list(q.shape)}, or NaN. {needed}"
         elif not close(_onto(q, mean.T).T, mean):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import Seen, rule
 from dtlab.checks.functions.trials import Case, Observation, Trial
 from dtlab.checks.programs.training import Scene, proof, script_part
 
@@ -215,16 +215,20 @@ def _not_ahead(case: Feeding, results: Sequence[Any], run: Observation) -> str:
     return ""
 
 
-def _unclear_ahead(case: Feeding, results: Sequence[Any], run: Observation) -> str:
+def _unclear_ahead(seen: Seen) -> str:
     """Until when it cannot be told for which step a rank reads; empty if it can be."""
-    for rank in range(len(results)):
-        if len(results[rank]["trained"]) < 2:
-            return f"rank {rank} trains in two steps or more"
-        if _steps_of_reads(case, results, rank) is None:
-            return (
-                f"each rank trains on samples of the right batch: rank {rank} does not, and it "
-                "reads other samples than those of its steps"
-            )
+    runs = [(run, run.trial.cases[0], run.results[0]) for run in seen if run.results]
+    if any(_not_ahead(case, results, run) for run, case, results in runs):  # type: ignore[arg-type]
+        return ""
+    for _, case, results in runs:
+        for rank in range(len(results)):
+            if len(results[rank]["trained"]) < 2:
+                return f"rank {rank} trains in two steps or more"
+            if _steps_of_reads(case, results, rank) is None:  # type: ignore[arg-type]
+                return (
+                    f"each rank trains on samples of the right batch: rank {rank} does not, and "
+                    "it reads other samples than those of its steps"
+                )
     return ""
 
 
@@ -251,11 +255,11 @@ PART = script_part(
     Trial(2, [Feeding(6, 4, 2)], limit=_LIMIT),
     _trials,
     (
-        criterion("batches", 1, "each sample of a batch is trained on once", _other_batches),
-        criterion("reads", 2, "a rank reads its own samples only", _other_reads, waits=True),
-        criterion("workers", 2, "all workers read at a time", _few_at_a_time, waits=True),
-        criterion("ahead", 1, "the next batch is read during a step", _not_ahead, waits=True,
-                  unclear=_unclear_ahead),
+        rule("batches", 1, "each sample of a batch is trained on once", by=_other_batches),
+        rule("reads", 2, "a rank reads its own samples only", by=_other_reads),
+        rule("workers", 2, "all workers read at a time", by=_few_at_a_time),
+        rule("ahead", 1, "the next batch is read during a step", by=_not_ahead,
+             waits=_unclear_ahead),
     ),
     [
         "whole = [pool.submit(read, number).result() for number in numbers]",

@@ -19,7 +19,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.functions.criteria import Objection, criterion
+from dtlab.checks.functions.criteria import Objection, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.run import (
@@ -196,10 +196,10 @@ PART = script_part(
     Trial(2, [Sparse(0, (12, 8), 6, 60, steady=True)], limit=_LIMIT),
     _trials,
     (
-        criterion("two", 2, "right after two steps", _after(range(3), 1)),
-        criterion("more", 2, "right after several steps", _after(range(3, 99), 1), after="two"),
-        criterion("layers", 1, "right for two layers", _after(range(99), 2), after="more"),
-        criterion("bytes", 1, "only places and values are sent", _too_much_sent, waits=True),
+        rule("two", 2, "right after two steps", by=(_after(range(3), 1),)),
+        rule("more", 2, "right after several steps", by=(_after(range(3, 99), 1),), after="two"),
+        rule("layers", 1, "right for two layers", by=(_after(range(99), 2),), after="more"),
+        rule("bytes", 1, "only places and values are sent", by=_too_much_sent),
     ),
     [
         "places = parameter.grad.flatten().abs().topk(k).indices",

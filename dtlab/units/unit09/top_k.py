@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import Known
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, rule
 from dtlab.checks.functions.trials import Observation, Trial
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class TopK(Compressed):
     """Calls of `fn(gradient, error, k)`. With the topic "shapes", gradients are transposed."""
 
-    keep = "it should be gradient + error, with zeros where elements were sent."
+    keep = "It should be gradient + error, with zeros where elements were sent."
 
     k: int = 0
 
@@ -67,7 +68,7 @@ class TopK(Compressed):
         mask = torch.zeros(tensor.numel()).index_fill_(0, places, 1.0)
         return tensor * mask.view_as(tensor)
 
-    def known(self, rank: int, gradients: list[Tensor], before: States) -> dict[str, Tensor]:
+    def known(self, rank: int, gradients: list[Tensor], before: States) -> Known:
         import torch
 
         whole = [own + old["error"] for own, old in zip(gradients, before, strict=True)]
@@ -81,24 +82,36 @@ class TopK(Compressed):
             return sum(parts[1:], parts[0]) / len(parts)
 
         return {
-            "this is without what was kept. Add it before you choose the largest elements.":
+            "is without what was kept": (
                 mean([self._largest(own) for own in gradients]),
-            "what was kept is added after the elements were chosen. Add it before.":
+                "Add it before you choose the largest elements.",
+            ),
+            "has what was kept, added after the elements were chosen": (
                 mean([self._largest(w, own.abs())
                       for w, own in zip(whole, gradients, strict=True)]),
-            "the places are right, but these are the gradient's values. Send those of gradient + "
-            "error.": mean([o * (part != 0) for o, part in zip(gradients, sent, strict=True)]),
-            "these are this rank's elements alone.": sent[rank],
-            "these are this rank's elements alone, divided by the number of ranks.":
-                sent[rank] / len(sent),
-            "here large means greater than zero. Compare absolute values.":
-                mean([self._largest(each, each) for each in whole]),
-            "the absolute values arrive. Send the elements with their signs.":
-                mean([each.abs() for each in sent]),
-            "where several ranks send the same place, only one of them counts. Add them up.":
-                last / len(sent),
-            "each place is divided by the number of ranks that sent it. The other ranks have 0 "
-            "there: divide by all.": mean(sent) * len(sent) / torch.clamp(count, min=1),
+                "Add it before.",
+            ),
+            "has the gradient's values at the right places": (
+                mean([o * (part != 0) for o, part in zip(gradients, sent, strict=True)]),
+                "Send the values of gradient + error.",
+            ),
+            "is this rank's elements alone": (sent[rank], ""),
+            "is this rank's elements alone, divided by the number of ranks": (
+                sent[rank] / len(sent), ""
+            ),
+            "takes large to mean greater than zero": (
+                mean([self._largest(each, each) for each in whole]), "Compare absolute values."
+            ),
+            "is that of the absolute values": (
+                mean([each.abs() for each in sent]), "Send the elements with their signs."
+            ),
+            "counts only one rank where several send the same place": (
+                last / len(sent), "Add them up."
+            ),
+            "is divided, at each place, by the number of ranks that sent it": (
+                mean(sent) * len(sent) / torch.clamp(count, min=1),
+                "The other ranks have 0 there: divide by all.",
+            ),
         }  # fmt: skip
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:

@@ -9,11 +9,11 @@ from itertools import product
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import Known, close, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import inside_marks
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.words import amount
 from dtlab.units.unit10.mesh_cases import ANSWER, Marked, Place, WithGradients, place_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CALLS, _BYTES = 2, 64  # the most collectives of a rank; the most bytes of all of them
-_NEAR = 1e-3  # relative tolerance of a norm
+_COUNTS = "Which elements count more than once, and which not at all?"
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,8 @@ class Clipping(WithGradients):
             got = result["returned"]
             if isinstance(got, str):
                 yield self.topic, f"{self.where(rank)}: it returns {got}, not the norm."
-            elif abs(got - norm) > _NEAR * norm:
-                yield (
-                    self.topic,
-                    f"{self.where(rank)}: the returned norm is {got:.4g}, and the dense model's "
-                    f"is {norm:.4g}. {self._known(got, rank)}",
-                )
+            elif wrong := difference(got, norm, self._known(rank), hint=_COUNTS):
+                yield self.topic, f"{self.where(rank)}: the norm that you return " + wrong
         for rank, place, which, after in self.gradients(results):
             before = self.before(which, place)
             if before is None or after is None:
@@ -107,30 +103,39 @@ class Clipping(WithGradients):
             if not is_right:
                 yield self.factor_topic, f"{self.where(rank)}: {which.name} {wrong}"
 
-    def _known(self, got: float, rank: int) -> str:
-        """The message for a known mistake that gives this norm; else general advice."""
+    def _known(self, rank: int) -> Known:
+        """The norms that known mistakes give."""
         _, stage, tensor = place_of(rank, self.sizes)
         once, held = self.squares(0, 0), self.squares()
         total, all_held = sum(map(sum, once)), sum(map(sum, held))
-        known = {
-            "That is what this rank holds. Which groups have the rest?": held[stage][tensor],
-            "Parameters that are not sharded count on each tensor rank.":
-                sum(map(sum, self.squares(0, 1))),
-            "The tied table counts on both of its stages.": sum(map(sum, self.squares(1, 0))),
-            "All copies count: on each tensor rank, and on both ends of the pipeline.": all_held,
-            "Shards count only in part: each tensor rank has other elements, so add all.":
-                all_held / self.sizes[2],
-            "That is the norm of this pipeline stage. Add up all stages.": sum(once[stage]),
-            "The shards of the other tensor ranks are missing.": sum(row[tensor] for row in held),
-            "Data ranks have the same gradients: they count once, not each.":
-                self.sizes[0] * total,
-            "That is the square of the norm.": total**2,
-            "Squares add up, not norms.": sum(sqrt(sum(row)) for row in once) ** 2,
-            "That is the norm after clipping. Return the norm before.": self.part**2 * total,
+        squares: dict[str, tuple[float, str]] = {
+            "is that of what this rank holds": (
+                held[stage][tensor], "Which groups have the rest?"
+            ),
+            "counts parameters that are not sharded once on each tensor rank": (
+                sum(map(sum, self.squares(0, 1))), ""
+            ),
+            "counts the tied table on both of its stages": (
+                sum(map(sum, self.squares(1, 0))), ""
+            ),
+            "counts all copies: on each tensor rank, and on both ends of the pipeline": (
+                all_held, ""
+            ),
+            "counts shards only in part": (
+                all_held / self.sizes[2], "Each tensor rank has other elements, so add all."
+            ),
+            "is that of this pipeline stage": (sum(once[stage]), "Add up all stages."),
+            "lacks the shards of the other tensor ranks": (sum(row[tensor] for row in held), ""),
+            "counts each data rank": (
+                self.sizes[0] * total, "Data ranks have the same gradients: they count once."
+            ),
+            "is the square of the norm": (total**2, ""),
+            "is a sum of norms": (
+                sum(sqrt(sum(row)) for row in once) ** 2, "Squares add up, not norms."
+            ),
+            "is the norm after clipping": (self.part**2 * total, "Return the norm before."),
         }  # fmt: skip
-        norms = {why: sqrt(square) for why, square in known.items()}
-        fitting = (why for why, norm in norms.items() if abs(got - norm) <= _NEAR * norm)
-        return next(fitting, "Which elements count more than once, and which not at all?")
+        return {fact: (sqrt(square), advice) for fact, (square, advice) in squares.items()}
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
         """Yields a fault for a rank that calls more collectives than summing a number takes."""

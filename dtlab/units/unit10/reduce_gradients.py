@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import inside_marks
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
-from dtlab.checks.words import amount, ranks_in_words
+from dtlab.checks.words import Explanation, amount, ranks_in_words
 from dtlab.parallel.mesh import group_of
 from dtlab.units.unit10.mesh_cases import ANSWER, Marked, Place, WithGradients, place_of
 
@@ -34,43 +34,49 @@ class Reducing(WithGradients):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         for rank, place, which, got in self.gradients(results):
             wanted = self.reduced(which, place)
-            if got is None or got.shape != wanted.shape or not close(got, wanted):
+            known = self._known(which, rank, place)
+            if wrong := difference(got, wanted, known, hint="Which ranks have a part?"):
                 name = "tied" if which.tied else which.kind
+                kind = f"{'tied, ' * which.tied}{which.kind}"
                 yield (
                     "data" if self.topic == "data" else name,
-                    f"{self.where(rank)}, gradient of {which.name} "
-                    f"({'tied, ' * which.tied}{which.kind}): {self._why(which, rank, place, got)}",
+                    f"{self.where(rank)}: the gradient of {which.name} ({kind}) " + wrong,
                 )
 
-    def _why(self, which: Marked, rank: int, place: Place, got: Tensor | None) -> str:
-        """The message for a known mistake that gives this gradient; else general advice."""
-        if got is None:
-            return "it is None afterwards."
+    def _known(self, which: Marked, rank: int, place: Place) -> Known:
+        """The gradients that known mistakes give."""
         data, stages, _ = self.holders(which, place)
         here, every = place[2:], range(self.sizes[2])
         wanted, summed = self.reduced(which, place), self.mean(which, data, stages, every)
         pipeline, sharers = self._group(rank, "pipeline"), self._group(rank, "tensor")
         kind = {
-            "sharded": ". These hold different parts of the weight.",
-            "equal": ". These hold equal gradients.",
-            "partial": ", not the sum.",
+            "sharded": "These hold different parts of the weight.",
+            "equal": "These hold equal gradients.",
+            "partial": "It should be the sum.",
         }[which.kind]
-        known = {
-            f"it has this rank's tokens only. Sum the parts over {sharers}.":
-                self.mean(which, data, stages, here),
-            f"it has only this pipeline stage's part. Add both copies' gradients: {pipeline}.":
+        known: dict[str, tuple[Tensor, str]] = {
+            "has this rank's tokens only": (
+                self.mean(which, data, stages, here), f"Sum the parts over {sharers}."
+            ),
+            "has only this pipeline stage's part": (
                 self.mean(which, data, place[1:2], here),
-            "it is the mean of both copies. One process has their sum.":
-                wanted / len(stages),
-            f"it is the sum over {sharers}{kind}": summed,
-            f"it is the mean over {sharers}{kind}": summed / len(every),
-            f"it is unchanged. Average it over {self._group(rank, 'data')}.":
-                self.gradient(which, place),
-            "it is the sum over the data group, not the mean.": wanted * len(data),
+                f"Add both copies' gradients: {pipeline}.",
+            ),
+            "is the mean of both copies": (
+                wanted / len(stages), "One process has their sum."
+            ),
+            Explanation(f"is the sum over {sharers}", "is the sum over the tensor group"): (
+                summed, kind
+            ),
+            Explanation(f"is the mean over {sharers}", "is the mean over the tensor group"): (
+                summed / len(every), kind
+            ),
+            "is unchanged": (
+                self.gradient(which, place), f"Average it over {self._group(rank, 'data')}."
+            ),
+            "is the sum over the data group, not the mean": (wanted * len(data), ""),
         }  # fmt: skip
-        mistakes = {why: value for why, value in known.items() if not close(wanted, value)}
-        fitting = (why for why, value in mistakes.items() if close(got, value))
-        return next(fitting, "these are not the numbers of one process. Which ranks have a part?")
+        return known
 
     def _group(self, rank: int, axis: str) -> str:
         return f"the {axis} group, {ranks_in_words(group_of(rank, axis, self.axes))}"

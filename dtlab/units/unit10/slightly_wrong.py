@@ -21,7 +21,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dtlab.checks.functions.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
-from dtlab.checks.functions.criteria import criterion
+from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.parts import Part
 from dtlab.checks.programs.broken import FixProgram
@@ -178,14 +178,10 @@ def _out_of_balance(case: MeshRun, results: Sequence[Any], run: Observation) -> 
 
 
 _FIXED = (
-    criterion("scale", 2, "gradients are means over the right ranks", _wrong_scale),
-    criterion(
-        "balance", 2, "the same factor before and after the gather", _out_of_balance, waits=True
-    ),
-    criterion(
-        "training", 2, "losses and parameters are those of one process", other_losses(_NEAR),
-        other_parameters, after=("scale", "balance"),
-    ),
+    rule("scale", 2, "gradients are means over the right ranks", by=_wrong_scale),
+    rule("balance", 2, "the same factor before and after the gather", by=_out_of_balance),
+    rule("training", 2, "losses and parameters are those of one process",
+         by=(other_losses(_NEAR), other_parameters), after=("scale", "balance")),
 )  # fmt: skip
 
 

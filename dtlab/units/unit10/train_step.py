@@ -10,11 +10,11 @@ from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import close, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.trials import Trial
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.checks.programs.run import fill
 from dtlab.predict.units import counted
@@ -126,11 +126,9 @@ class Training(OnMesh):
             return "" if got is None else f"it returns {got}, and {last}. Return None."
         if not isinstance(got, float):
             return f"it returns {got}. Its stage is the last one: return the loss."
-        if abs(got - right) <= _NEAR * right:
-            return ""
-        is_sum = abs(got - right * self.sizes[0]) <= _NEAR * got
-        why = "That is the sum over the data group, not the mean." if is_sum else _MEAN
-        return f"the loss is {got:.4g}, and one process has {right:.4g}. {why}"
+        known = {"is the sum over the data group, not the mean": (right * self.sizes[0], "")}
+        wrong = difference(got, right, known, hint=_MEAN, near=_NEAR)
+        return wrong and "the loss " + wrong
 
     @cached_property
     def one_process(self) -> list[tuple[float, list[list[Tensor]]]]:

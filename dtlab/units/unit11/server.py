@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import close
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.trials import Trial
-from dtlab.checks.functions.values import close
 from dtlab.checks.parts import Part
 from dtlab.predict.units import counted
 from dtlab.ranks.plain import is_modest
