@@ -83,6 +83,42 @@ def test_the_result_of_each_rank_is_shown_and_bounded() -> None:
     assert others[1].endswith(f"{twos}, as it should.")
 
 
+def test_a_constant_is_not_right_for_other_arguments() -> None:
+    def double(value: int) -> int:
+        return 6
+
+    (criterion,) = practice(double, 3, returns=[6], again=[((5,), [10])]).criteria
+    assert criterion.status == "lost"
+    assert criterion.message == "called with 5, it returns 6 and should return 10."
+    right = practice(lambda value: 2 * value, 3, returns=[6], again=[((5,), [10])])
+    assert right.criteria[0].status == "ok"
+
+
+@pytest.mark.slow
+def test_a_known_mistake_is_named_and_kept() -> None:
+    def summed() -> float:
+        return 10.0
+
+    known = {"is the mean": [1.0, 1.0], "is the sum, not the mean": ([10, 10], "Divide it.")}
+    (criterion,) = practice(summed, returns=[5.0, 5.0], known=known).criteria
+    assert criterion.message.endswith("That is the sum, not the mean. Divide it.")
+    assert criterion.mistake == "is the sum, not the mean"
+
+
+def test_a_result_that_the_cell_cannot_use_is_a_sentence() -> None:
+    def returns_nothing() -> None:
+        pass
+
+    def plus_one() -> int:
+        return returns_nothing() + 1  # type: ignore[func-returns-value, operator, no-any-return]
+
+    (criterion,) = practice(plus_one, returns=[3]).criteria
+    assert criterion.message.endswith(
+        "plus_one calls your function, and here it cannot use what your function returned. Does "
+        "it return what the text asks, in that form?"
+    )
+
+
 # What ranks print -------------------------------------------------------------------------------
 
 
@@ -176,7 +212,7 @@ def test_a_wrong_case_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
         calls_in(check("02/average_gradients", sends_nothing))[0], sends_nothing, capsys
     )
     assert re.match(r"Case 1 of \d+ of 02/average_gradients: 4 ranks, three layers.\nTime", out)
-    assert out.count("this is the rank's own gradient") == 1
+    assert out.count("is the rank's own. No all-reduce") == 1
 
 
 CELLS = [

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from reprlib import Repr
 from typing import Any, overload
 
@@ -16,6 +17,7 @@ from dtlab.checks.functions.unseen import by_luck
 from dtlab.checks.learners import record
 from dtlab.checks.parts import find_part
 from dtlab.checks.report import Report
+from dtlab.checks.words import Explanation
 from dtlab.errors import DtlabError
 from dtlab.ranks.notices import notice
 from dtlab.ranks.plain import NotPlain, encode
@@ -24,14 +26,28 @@ from dtlab.ranks.words import writes_in_place
 __all__ = ["practice"]
 
 
+Results = Sequence[Any]  # one for each rank
+
+
 @overload
-def practice(fn: Callable[..., Any], *args: Any, returns: Sequence[Any]) -> Report: ...
+def practice(
+    fn: Callable[..., Any],
+    *args: Any,
+    returns: Results,
+    again: Sequence[tuple[Sequence[Any], Results]] = (),
+    known: Mapping[str, Results | tuple[Results, str]] | None = None,
+) -> Report: ...
 @overload
 def practice(fn: str, answer: Any, /, *, case: int | None = None) -> None: ...
 
 
 def practice(
-    fn: Any, *args: Any, returns: Sequence[Any] = (), case: int | None = None
+    fn: Any,
+    *args: Any,
+    returns: Results = (),
+    again: Sequence[tuple[Sequence[Any], Results]] = (),
+    known: Mapping[str, Results | tuple[Results, str]] | None = None,
+    case: int | None = None,
 ) -> Report | None:
     """Runs `fn(*args)` on `len(returns)` ranks and compares their results with `returns`.
 
@@ -39,6 +55,10 @@ def practice(
     `fn` raises, hangs or is not written yet, the report says so. The result is stored under the
     name of `fn`, for `dtlab.progress`. Raises `DtlabError` if `returns` is empty, or if there is
     no such case.
+
+    `again` lists further arguments with the results of the ranks, so that no constant is right.
+    `known` has the results of known mistakes, each with a fact that says what they are, and
+    perhaps an advice: `{"is the sum, not the mean": ([10, 10], "Divide it.")}`.
 
     `practice("01/ring_all_reduce", ring_all_reduce, case=2)` runs a case of the check of a part
     again, and shows what the ranks print, their timeline and, if they hang, what they wait for.
@@ -53,19 +73,39 @@ def practice(
         return None
     if not returns:
         raise DtlabError("practice: returns= needs one value for each rank.")
-    called = _Returns(args, tuple(map(_plain, returns)))
+    name = getattr(fn, "__name__", "the answer")
+    facts = tuple(
+        (fact, tuple(map(_plain, value)), advice)
+        for fact, (value, advice) in map(_with_advice, (known or {}).items())
+    )
+    first = _Returns(args, tuple(map(_plain, returns)), facts)
+    more = [
+        _Returns(tuple(given), tuple(map(_plain, wanted)), again=True) for given, wanted in again
+    ]
     check = Check(
-        trials=lambda seed: [Trial(len(returns), [called])],
-        rules=(Rule("result", 1, Judging(_RIGHT, _judge)),),
+        trials=lambda seed: [Trial(len(case.wanted), [case]) for case in (first, *more)],
+        rules=(Rule("result", 1, Judging(_RIGHT, partial(_judged, name))),),
         wrapped=True,
     )
-    name = getattr(fn, "__name__", "the answer")
     report = Report(name, tuple(check.run(name, fn)))
     record(f"practice/{name}", report.score, report.max_score)
     return report
 
 
+def _with_advice(
+    known: tuple[str, Results | tuple[Results, str]],
+) -> tuple[str, tuple[Results, str]]:
+    fact, value = known
+    is_pair = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str)
+    return fact, value if is_pair else (value, "")  # type: ignore[return-value]
+
+
 _RIGHT = "the result is right"
+_UNUSABLE = ("TypeError", "AttributeError", "IndexError", "KeyError", "ValueError")
+_CANNOT_USE = (
+    "{} calls your function, and here it cannot use what your function returned. Does it return "
+    "what the text asks, in that form?"
+)
 _RANKS = 7  # ranks whose results are shown besides the first wrong one
 _REPR = Repr()  # its attributes limit what is shown of a result
 _REPR.maxlist = _REPR.maxtuple = 12
@@ -75,15 +115,20 @@ _short = _REPR.repr
 
 @dataclass(frozen=True)
 class _Returns(Case):
-    """A `Case` of one call, with the expected result of each rank."""
+    """A `Case` of one call, with the expected result of each rank.
+
+    `known` has for each known mistake a fact, the results of the ranks, and an advice.
+    """
 
     args: tuple[Any, ...]
     wanted: tuple[Any, ...]
+    known: tuple[tuple[str, tuple[Any, ...], str], ...] = ()
+    again: bool = False
 
     alone = True
 
     def __str__(self) -> str:
-        return "as called here"
+        return f"called with {_short(list(self.args))[1:-1]}" if self.again else "as called here"
 
     def given(self, rank: int, world_size: int) -> Any:
         return self.args
@@ -104,16 +149,23 @@ class _Returns(Case):
     def mistake(self, results: Sequence[Any]) -> str:
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
             if not _same(got, wanted):
-                if len(self.wanted) == 1:
-                    returns = f"it returns {_short(got)} and should return {_short(wanted)}."
-                    return f"{returns}{_first_other(got, wanted)}"
-                first = f"rank {rank} returns {_short(got)} and should return {_short(wanted)}."
-                return "\n".join([first, *self._others(rank, results)])
+                who = "it" if len(self.wanted) == 1 else f"rank {rank}"
+                wrong = f"{who} returns {_short(got)} and should return {_short(wanted)}."
+                wrong += _first_other(got, wanted) if len(self.wanted) == 1 else ""
+                said = "\n".join([wrong, *self._others(rank, results)])
+                return said + self._known(results)
+        return ""
+
+    def _known(self, results: Sequence[Any]) -> str:
+        """A line for the known mistake that gives these results; empty if none does."""
+        for fact, wrong, advice in self.known:
+            if _same(list(results), list(wrong)):
+                return Explanation(f"\nThat {fact}. {advice}".rstrip(), fact)
         return ""
 
     def _others(self, first: int, results: Sequence[Any]) -> list[str]:
         """A line on each rank but the first wrong one; of many ranks, only some."""
-        lines = []
+        lines: list[str] = []
         for rank, (got, wanted) in enumerate(zip(results, self.wanted, strict=True)):
             should = f" and should return {_short(wanted)}."
             rest = ", as it should." if _same(got, wanted) else should
@@ -121,14 +173,17 @@ class _Returns(Case):
         return [*lines[:_RANKS], "..."] if len(lines) > _RANKS else lines
 
 
-def _judge(observations: Sequence[Observation]) -> Verdict:
-    (one,) = observations
-    if not one.mistakes:
-        return ok(by_luck(observations) or _RIGHT)
-    collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
-    unused = "returns None" in one.mistakes[0] and min(collectives, default="")
-    hint = writes_in_place(unused) if unused else after_reduce(one).strip()
-    return lost(f"{one.mistakes[0]}\n{hint}".rstrip())
+def _judged(name: str, seen: Sequence[Observation]) -> Verdict:
+    one = next((each for each in seen if each.mistakes), None)
+    if one is None:
+        return ok(by_luck(seen) or _RIGHT)
+    if one.failed_function == name and one.failure and one.failure.message.startswith(_UNUSABLE):
+        hint = _CANNOT_USE.format(name)
+    else:
+        collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
+        unused = "returns None" in one.mistakes[0] and min(collectives, default="")
+        hint = writes_in_place(unused) if unused else after_reduce(one).strip()
+    return lost(one.mistakes[0] + f"\n{hint}" * bool(hint))
 
 
 def _same(got: Any, wanted: Any) -> bool:
