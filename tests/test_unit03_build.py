@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 import dtlab
 from dtlab.checks import find_part
+from dtlab.checks.comparison import close
 from dtlab.checks.functions.criteria import Noted, right_on_some
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import groups_in_words, members_of
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.unseen import inside_marks, unseen_source
-from dtlab.checks.functions.values import close, sgd_step
+from dtlab.checks.functions.values import sgd_step
 from dtlab.errors import RankTimeoutError
 from dtlab.trace import Event, Trace
 from dtlab.training.learning_rate import WarmupThenDecay, noise_scale_from_norms
@@ -124,7 +125,6 @@ def shares(
     sums: Sequence[Sequence[float]],
     counts: Sequence[Sequence[int]],
     members: tuple[int, ...] = (),
-    before: float = 0.0,
 ) -> Shares:
     """Shares of a parameter of two elements, whose second one is three times the first."""
 
@@ -139,14 +139,12 @@ def shares(
         {rank: [vector(one) for one in ranks] for rank, ranks in enumerate(sums)},
         {rank: list(ranks) for rank, ranks in enumerate(sums)},
         {rank: list(ranks) for rank, ranks in enumerate(counts)},
-        torch.tensor([before, -before]),
+        torch.zeros(2),
     )
 
 
 ALONE = shares([[6.0, 20.0, 2.0]], [[3, 10, 1]])
-WITH_BEFORE = shares([[6.0, 22.0]], [[3, 11]], before=8.0)
 TWO = shares([[6.0, 20.0], [16.0]], [[3, 10], [1]])
-BOTH_TWICE = shares([[6.0, 20.0], [2.0, 14.0]], [[3, 10], [1, 7]])
 GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1))
 
 
@@ -154,28 +152,11 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
     ("of", "got", "words"),
     [
         (ALONE, 2.0, ""),
-        (ALONE, 28.0, "the sum over the samples, not the mean"),
-        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the microbatches' means"),
-        (ALONE, 6.0, "the means of the microbatches, added up"),
-        (ALONE, 28 / 3, "divided by the number of microbatches"),
-        (ALONE, 28 / 9, "as many samples as the first"),
-        (ALONE, 2 / 14, "only the last microbatch is in it"),
-        (ALONE, 6 / 14, "only the first microbatch is in it"),
-        (ALONE, 26 / 14, "the last microbatch is not in it"),
-        (ALONE, 1.5, "0.75 times the expected gradient"),
-        (ALONE, -1.0, "differs from the expected gradient by up to 9"),
-        (ALONE, math.nan, "not all numbers are finite"),
+        (ALONE, 6 / 14, "has only the first microbatch in it"),
+        (ALONE, math.nan, "contains NaN. Is there a division by zero?"),
         (TWO, 3.0, ""),
-        (TWO, 1.5, "divided by the number of ranks once too often"),
-        (TWO, 6.0, "too large by the number of ranks"),
-        (TWO, 9.0, "the mean of the ranks' means"),
-        (TWO, 21.0, "divided by the number of ranks, not by the number of samples"),
-        (TWO, 52 / 14, "the rank's own samples alone"),
         (TWO, 2.0, "the rank's own samples alone"),
-        (BOTH_TWICE, 48 / 21, "before the last microbatch, and later gradients"),
         (GROUP, 3.0, ""),
-        (GROUP, 42 / 18, "the samples of all ranks are counted, not those"),
-        (GROUP, 4.5, "multiplied by the number of all ranks"),
         (GROUP, 3.5, "and all ranks too"),
     ],
 )
@@ -187,62 +168,25 @@ def test_the_message_on_a_wrong_gradient_says_what_it_is(
     assert bool(said) == bool(words)
 
 
+def test_a_gradient_of_another_shape() -> None:
+    assert "is (3,) now" in wrong_gradients([torch.zeros(3)], ALONE, 0)
+
+
 @pytest.mark.parametrize(
     ("got", "words"),
     [
-        ([10.0, -2.0], ""),
-        ([2.0, 6.0], "what was in .grad before is gone"),
-        ([2.5, 5.5], "what was in .grad before is scaled too, by 0.062"),
+        (3.0, ""),
+        (26.0, "the sum of the losses of this rank"),
+        (20 / 3, "the mean of the microbatches' means"),
     ],
 )
-def test_the_old_content_of_grad_must_stay(got: Sequence[float], words: str) -> None:
-    said = wrong_gradients([torch.tensor(got)], WITH_BEFORE, 0)
+def test_the_message_on_a_wrong_loss_says_what_it_is(got: float, words: str) -> None:
+    said = wrong_loss(got, TWO, 0)
     assert words in said
     assert bool(said) == bool(words)
 
 
-def test_a_missing_gradient_and_one_too_many() -> None:
-    assert "weight has no gradient" in wrong_gradients([None], ALONE, 0)
-    assert "is (3,) now" in wrong_gradients([torch.zeros(3)], ALONE, 0)
-    without = Shares((0,), ["a", "b"], [(2,), (1,)], [True, False], *_parts(ALONE))
-    right = torch.tensor([2.0, 6.0])
-    assert not wrong_gradients([right, None], without, 0)
-    assert "b had no gradient" in wrong_gradients([right, torch.zeros(1)], without, 0)
-
-
-def _parts(of: Shares) -> tuple[Any, ...]:
-    return of.sums, of.losses, of.counts, of.before
-
-
-@pytest.mark.parametrize(
-    ("of", "got", "words"),
-    [
-        (ALONE, 2.0, ""),
-        (ALONE, "a Tensor", "returns a Tensor, not a float"),
-        (ALONE, 28.0, "the sum of the losses, not their mean"),
-        (shares([[6.0, 30.0]], [[3, 10]]), 2.5, "the mean of the microbatches' means"),
-        (ALONE, 7.0, "returns 7, but the mean over the samples is 2"),
-        (ALONE, math.nan, "returns nan"),
-        (TWO, 3.0, ""),
-        (TWO, 42.0, "the sum of the losses, not their mean"),
-        (TWO, 26.0, "the sum of the losses of this rank"),
-        (TWO, 2.0, "the mean over the rank's own samples"),
-        (TWO, 9.0, "the mean of the ranks' means"),
-        (TWO, 20 / 3, "the mean of the microbatches' means"),
-    ],
-)
-def test_the_message_on_a_wrong_loss_says_what_it_is(
-    of: Shares, got: float | str, words: str
-) -> None:
-    said = wrong_loss(got, of, 0)
-    assert words in said
-    assert bool(said) == bool(words)
-
-
-@pytest.mark.parametrize(
-    ("value", "sent"),
-    [(1, 1.0), (0.5, 0.5), (None, "None"), (True, "a bool"), (torch.ones(1), "a Tensor")],
-)
+@pytest.mark.parametrize(("value", "sent"), [(1, 1.0), (0.5, 0.5), (True, "a bool")])
 def test_what_a_function_returned_is_sent_plainly(value: Any, sent: float | str) -> None:
     assert plain_value(value) == sent
 
@@ -333,14 +277,6 @@ def sent(*events: tuple[str, int]) -> str:
 def test_only_gradients_and_a_few_numbers_are_sent() -> None:
     assert not sent(("all_reduce", 8), ("all_reduce", 20_000), ("broadcast", 40))
     assert not sent(("all_reduce", 12_000), ("all_gather", 900), ("all_reduce", 8_000))
-    assert "and the gradients 20 kB: not all of it was sent" in sent(("all_reduce", 8))
-    assert "you send the gradients twice: the all-reduces have 40 kB" in sent(
-        *[("all_reduce", 20_000)] * 2
-    )
-    assert "you send the gradients three times" in sent(*[("all_reduce", 20_000)] * 3)
-    assert "dist.all_gather sends 20 kB" in sent(
-        ("all_reduce", 20_000), ("all_gather", 20_000)
-    )
     assert sent(("all_reduce", 24_000)).startswith("the all-reduces have 24 kB")
 
 
@@ -395,23 +331,10 @@ CURVE = Curve(4, 12, 0.2)
 @pytest.mark.parametrize(
     ("stretch", "wrong", "words"),
     [
-        ("warmup", lambda k: CURVE.factor(k), ""),
-        ("warmup", lambda k: CURVE.factor(k + 1), "one step too early"),
-        ("warmup", lambda k: CURVE.factor(2 * k), "two steps at a time"),
-        ("warmup", lambda k: max(CURVE.factor(k), 0.3), "The first step already"),
-        ("warmup", lambda k: 0.0, "where an earlier schedule stopped"),
         ("warmup", lambda k: CURVE.factor(k + 5), "where an earlier schedule stopped"),
-        ("warmup", lambda k: 0.2 if k < 4 else 1.0, "in a straight line"),
         ("decay", lambda k: 0.0 if k < 4 else CURVE.factor(k), ""),
-        ("decay", lambda k: (1 + math.cos(math.pi * k / 12)) / 2, "begins at step 0"),
-        ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 12)) / 2, "total_steps long"),
-        ("decay", lambda k: (1 + math.cos(math.pi * (k - 4) / 7)) / 2, "Zero comes one step"),
         ("decay", lambda k: CURVE.factor(k + 1), "still has the full rate"),
-        ("decay", lambda k: (12 - k) / 8, "half a cosine"),
-        ("end", lambda k: CURVE.factor(k), ""),
         ("end", lambda k: 1.0 if k < 12 else 0.0, ""),
-        ("end", lambda k: (1 + math.cos(math.pi * (k - 4) / 8)) / 2, "rises again"),
-        ("end", lambda k: CURVE.factor(min(k, 11)), "From step total_steps on"),
     ],
 )
 def test_the_message_on_a_wrong_curve_describes_its_shape(
@@ -420,19 +343,6 @@ def test_the_message_on_a_wrong_curve_describes_its_shape(
     said = wrong_stretches(CURVE, [wrong(step) for step in range(18)])[stretch]
     assert words in said
     assert bool(said) == bool(words)
-
-
-def test_a_wrong_rate_of_a_group_is_named() -> None:
-    case = Scheduled(CURVE, (0.5, 0.1), 6, "groups")
-
-    def said(second: float) -> str:
-        rates = [[0.5 * factor, second * factor] for factor in factors(CURVE, 6)]
-        return case.mistake([Noted({"rates": [(one, one) for one in rates]})])
-
-    assert not said(0.1)
-    assert said(0.5).startswith(
-        "step 0, group 1: the rate is 1 times the base rate, but it should be 0.2"
-    )
 
 
 def test_a_wrong_warm_up_loses_only_its_own_points() -> None:
@@ -481,40 +391,17 @@ def test_the_message_on_a_wrong_noise_scale_says_what_it_is() -> None:
     norms = case.norms(3, (0, 1, 2))
     batch, ranks, right = 8, 3, norms.scale
 
-    def said(*values: float | str) -> str:
+    def said(*values: float) -> str:
         every = values if len(values) == 3 else values * 3
         pairs = zip(every, case.gradients(3), strict=True)
         return case.mistake([Noted({"value": one, "gradient": two}) for one, two in pairs])
 
     assert not said(right)
     assert not said(right * 1.0001)
-    assert "rank 2: your function returns" in said(right, right, 2 * right)
-    assert "not the same on all ranks" in said(right, right, right * (1 + 1e-9))
-    assert "returns a tuple, not a float" in said("a tuple")
-    assert "the inverse" in said(1 / right)
-    assert "tr(Sigma) alone" in said(norms.variance)
-    assert "of one sample" in said(right / batch)
-    assert "the mean gradient is noisy too" in said(norms.variance / norms.big)
-    biased = batch * (norms.small - norms.big)
-    assert "divide by N - 1" in said(biased / (norms.big - biased / (batch * ranks)))
-    assert "of the *sum* of the gradients" in said(norms._replace(big=ranks**2 * norms.big).scale)
-    for inverted in (1 / batch - 1 / (batch * ranks), 1 / (batch * ranks - batch)):
-        variance = (norms.small - norms.big) * inverted
-        assert "divide their difference?" in said(
-            variance / (norms.big - variance / (batch * ranks))
-        )
-    assert ", but " in said(math.inf)
-
-
-def test_no_signal_is_infinite_noise() -> None:
-    def noted(value: float) -> Noted:
-        return Noted({"value": value})
-
-    case = Measuring(3, 2000, 8, "none", "signal")
-    results = [noted(math.inf), noted(math.inf)]
-    assert not case.mistake(results)
-    results[0] = noted(-3.0)
-    assert "the noise scale is infinite" in case.mistake(results)
+    assert "rank 2: the noise scale that your function returns is" in said(right, right, 2 * right)
+    variance = (norms.small - norms.big) / (batch * ranks - batch)
+    assert "divide their difference?" in said(variance / (norms.big - variance / (batch * ranks)))
+    assert "is inf, not " in said(math.inf)
 
 
 # What both units share -------------------------------------------------------------------------

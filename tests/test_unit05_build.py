@@ -86,11 +86,8 @@ def test_two_right_steps_have_no_fault() -> None:
 @pytest.mark.parametrize(
     ("entry", "place", "names"),
     [
-        (("gather", 1), 3, {"forward"}),
         (("free", 1), 5, {"peak", "backward"}),
-        (("gather", 2), 10, {"backward"}),
         (("free", 2), 12, {"peak"}),
-        (("reduce", 2), 13, {"reduce"}),
         (("free", 0), 20, {"peak"}),
     ],
 )
@@ -102,19 +99,9 @@ def test_an_operation_missing_from_a_step_is_a_fault(
     assert {name for name, _ in faults_in(broken, 3)} == names
 
 
-def test_a_block_is_freed_before_it_is_reduced() -> None:
-    place = STEP.index(("free", 1), len(FORWARD))
-    assert STEP[place + 1] == ("reduce", 1)
-    swapped = [*STEP[:place], STEP[place + 1], STEP[place], *STEP[place + 2 :]]
-    (fault,) = faults_in([*START, *swapped], 3)
-    assert fault[0] == "peak"
-    assert "block 1 is reduced while it is whole" in fault[1]
-
-
 def test_an_operation_done_twice_is_a_fault_if_it_sends() -> None:
     for what, names in (
         ("gather", {"forward", "backward"}),
-        ("reduce", {"reduce"}),
         ("free", set()),
     ):
         twice = [*START, *(one for one in STEP for _ in range(1 + (one[0] == what)))]

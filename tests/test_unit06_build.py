@@ -13,7 +13,7 @@ from dtlab.checks.functions.criteria import Noted
 from dtlab.checks.functions.groups import members_of
 from dtlab.checks.functions.resident import ResidentCase
 from dtlab.checks.functions.trials import Observation, Trial
-from dtlab.checks.words import Explanation, mistake_of
+from dtlab.checks.words import mistake_of
 from dtlab.training.models import Attention, GPTConfig
 from dtlab.units.unit06.column_linear import PART as COLUMN
 from dtlab.units.unit06.column_linear import Column, LinearCase
@@ -23,7 +23,7 @@ from dtlab.units.unit06.parallel_attention import PART as ATTENTION
 from dtlab.units.unit06.parallel_attention import OfAttention, Refusing
 from dtlab.units.unit06.parallel_mlp import PART as MLP
 from dtlab.units.unit06.parallel_mlp import OfMLP
-from dtlab.units.unit06.passes import GRADIENT, PRODUCT, Pass, difference
+from dtlab.units.unit06.passes import GRADIENT, PRODUCT, Pass
 from dtlab.units.unit06.row_linear import PART as ROW
 from dtlab.units.unit06.row_linear import Row
 from tests.staying import on_ranks
@@ -190,24 +190,6 @@ def test_products_of_a_backward_in_python_are_marked_and_none_behind_it() -> Non
     assert [event.extra["work"] for event in run.trace.events] == [3 * 4 * 2, 3 * 4 * 2]
 
 
-def test_differences_in_words() -> None:
-    ones = torch.ones(2, 3, dtype=torch.float64)
-    assert difference(ones, ones, {}) == ""
-    assert difference(None, ones, {}) == "is missing"
-    assert difference(ones[0], ones, {}) == "has the shape [3], not [2, 3]"
-    assert difference(2 * ones, ones, {"twice": 2 * ones}) == "is twice"
-    assert difference(1.5 * ones, ones, {"twice": 2 * ones}) == "is off by up to 0.5"
-    assert difference("y", ones, {}) == "is a str, not a tensor"
-
-
-def test_the_known_mistake_of_a_difference_is_its_description() -> None:
-    ones = torch.ones(2, 3, dtype=torch.float64)
-    known = {"twice": 2 * ones, Explanation("the part of rank 3", "of another rank"): 3 * ones}
-    off = [difference(factor * ones, ones, known) for factor in (1, 2, 3, 4)]
-    assert [mistake_of(words) for words in off] == ["", "twice", "of another rank", ""]
-    assert off[2] == "is the part of rank 3"
-
-
 def test_a_criterion_of_g_keeps_the_known_mistake() -> None:
     """Four ranks take the mean, in two groups; the message has the ranks, the mistake has not."""
     (trial,) = (trial for trial in plan_of(find_part("06/g")) if trial.cases[0].topic == "group")
@@ -222,7 +204,7 @@ def test_a_criterion_of_g_keeps_the_known_mistake() -> None:
         }))  # fmt: skip
     criteria = find_part("06/g").check.settle([Observation(trial, [results])])
     group = next(one for one in criteria if one.name == "group")
-    assert (group.status, group.mistake) == ("lost", "the mean of the parts, not their sum")
+    assert (group.status, group.mistake) == ("lost", "is the mean of the parts, not their sum")
     assert "rank 0: the output is the mean of the parts, not their sum. It must" in group.message
 
 
@@ -232,8 +214,8 @@ def test_the_known_mistake_of_another_ranks_shard_has_no_rank() -> None:
     shards = {name: other[name] for name in case.names}
     result = Noted({**shards, "parameters": case.names, "held": 0, "kept": False})
     _, message = next(case.wrong(result, 0, (0, 1)))
-    assert "is the part of rank 1: take the part of dist.get_rank(group). " in message
-    assert mistake_of(message) == "the part of another rank"
+    assert "is the part of rank 1. Take the part of dist.get_rank(group)." in message
+    assert mistake_of(message) == "is the part of another rank"
 
 
 def test_the_parts_are_those_of_the_catalogue() -> None:

@@ -63,15 +63,6 @@ def test_an_empty_answer_earns_nothing(levers: Any) -> None:
     assert "lost" not in [criterion.status for criterion in criteria]
 
 
-def test_overlap_comes_first_although_another_lever_gains_more() -> None:
-    """The lesson tries overlap first, because it is free and exact."""
-    part = find_part("09/three_times_job")
-    answer = {"first": "overlap", "levers": None, "gains": None}
-    first = part.check.run(part.symbol, answer, learner="ada")[0]
-    assert (first.status, first.earned) == ("lost", 0)
-    assert "the lever to try first, because it is free and exact" in first.message
-
-
 # 09/run_a and 09/run_b: each fault alone does little ---------------------------------------------
 
 
