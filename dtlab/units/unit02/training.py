@@ -258,10 +258,10 @@ def wrong_gradient(
         return f"is {got.dtype} now."
     every = [grad for grad in own.values() if grad is not None]
     known: dict[str, Any] = {
-        "is the sum over the ranks, not the mean": total,
-        "is divided twice by the number of ranks": total / count**2,
-        f"is rank {members[0]}'s own, not the mean": local[0],
-        "is the mean over all ranks": sum(every[1:], every[0]) / len(every),
+        "is the sum over the ranks, not the mean": (total, ""),
+        "is divided twice by the number of ranks": (total / count**2, ""),
+        f"is rank {members[0]}'s own, not the mean": (local[0], ""),
+        "is the mean over all ranks": (sum(every[1:], every[0]) / len(every), ""),
     }
     if own[rank] is not None:
         known = {"is the rank's own": (own[rank], _OWN_GRADIENT), **known}

@@ -151,7 +151,9 @@ class Measuring(Reducing):
                 if isinstance(value, str):
                     return f"rank {rank}: your function returns {value}, not a float."
                 known = self._known(norms, rank, len(results))
-                hint = _NO_SIGNAL if norms.scale == math.inf else ""
+                on = counted(norms.ranks, "rank")
+                right = f"tr(Sigma) / |G|^2 is {norms.scale:.4g} on {on}."
+                hint = _NO_SIGNAL if norms.scale == math.inf else right
                 if wrong := difference(value, norms.scale, known, hint=hint, near=_NEAR):
                     return f"rank {rank}: the noise scale that your function returns " + wrong
             if len(set(values.values())) > 1:
