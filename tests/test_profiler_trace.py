@@ -480,7 +480,7 @@ def test_a_missing_rank_is_a_warning_and_the_rest_is_read(tmp_path: Path) -> Non
     [
         (b"", "is not a complete JSON file"),
         (b'{"traceEvents": [', "is not a complete JSON file"),
-        (gzip.compress(b'{"traceEvents": []}')[:-9], "is not a complete JSON file"),
+        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "is not a complete JSON file"),
         (b'{"nodes": []}', 'is not a trace: it has no list "traceEvents"'),
         (b'{"traceEvents": []}', "has no operations"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 
 import pytest
@@ -161,3 +162,27 @@ def test_memory_that_an_answer_holds_before_its_use_hides_nothing_later() -> Non
     found = faults(FRESH, FRESH, start, stepped, reduced, later=reduced[0])
     assert [one.partition(":")[0] for one in found] == ["optimizer"]
     assert "the kernel counts" in found[0]
+
+
+def held_by_a_thread_that_still_runs() -> None:
+    def thread() -> None:
+        block = bytearray(64_000_000)
+        block[:] = b"x" * len(block)
+        started.set()
+        end = time.monotonic() + 0.5  # far longer than the pauses between the counts
+        while time.monotonic() < end:
+            pass
+        del block
+
+    count()
+    started = threading.Event()
+    threading.Thread(target=thread).start()
+    started.wait()
+    count()
+
+
+def test_a_count_waits_for_threads_that_may_still_hold_memory() -> None:
+    (asked,) = on_ranks(held_by_a_thread_that_still_runs, world_size=1).resident
+    before, after = (min(asked[at : at + TIMES]) for at in (0, TIMES))
+    assert max(asked[TIMES : TIMES + 1]) > before + 50_000_000
+    assert after < before + 10_000_000

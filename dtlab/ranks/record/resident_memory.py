@@ -19,6 +19,7 @@ import gc
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -31,6 +32,7 @@ __all__ = ["MOST", "TIMES", "Count", "bytes_of", "count", "counted", "give_back_
 
 TIMES = 3  # a thread of gloo may hold a tensor slightly longer than its operation lasts
 PAUSE = 0.02  # seconds between two measurements
+_LONGEST = 3.0  # seconds to wait for such a thread, which on a busy machine waits for a CPU
 _M_MMAP_THRESHOLD = -3  # malloc.h
 MOST = 1000  # measurements that are stored for one rank
 
@@ -44,10 +46,33 @@ def count() -> None:
         for number in range(TIMES):
             if number:
                 time.sleep(PAUSE)
+            if number == TIMES - 1:
+                _let_other_threads_finish()
             with suppress(OSError, AttributeError):  # a system without this function
                 ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the kernel
             line.send(protocol.COUNT)
             line.recv(1)
+
+
+def _let_other_threads_finish() -> None:
+    """Wait until no other thread of this process runs or waits for a CPU.
+
+    A thread of gloo that has not had a CPU since an operation ended still holds its tensors.
+    """
+    end = time.monotonic() + _LONGEST
+    while time.monotonic() < end and any(_is_running(thread) for thread in _other_threads()):
+        time.sleep(PAUSE)
+
+
+def _other_threads() -> list[str]:
+    return [name for name in _names("/proc/self/task") if name != str(threading.get_native_id())]
+
+
+def _is_running(thread: str) -> bool:
+    with suppress(OSError, IndexError):
+        text = Path(f"/proc/self/task/{thread}/stat").read_text()
+        return text.rpartition(")")[2].split()[0] == "R"  # also if it waits for a CPU
+    return False
 
 
 def give_back_at_once() -> None:
