@@ -1,5 +1,5 @@
 # make lab      install into .venv if needed, and open JupyterLab on the lessons
-# make check    lint, types, layers and the quick tests, in under two minutes: before each commit
+# make check    lint, types, layers and the quick tests, in 3 to 5 minutes: before each commit
 # make test     all that a change must not break: before you propose it
 # make proof UNIT=05   the whole proof of a unit, or of all: when its checks or its lesson change
 # make mutants UNIT=05  of that, the mutants of the reference solutions alone

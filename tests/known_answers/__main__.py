@@ -58,11 +58,15 @@ def main(words: Sequence[str] | None = None) -> int:
 def line_for(name: str, report: Report) -> str:
     """The line that says in the file what an answer loses, with a piece of each message.
 
-    The piece is the longest without a number, since most numbers are drawn or measured.
+    The piece is the known mistake that the message reports, if it reports one, or the longest
+    piece without a number, since most numbers are drawn or measured.
     """
     pieces = []
+    mistakes = {one.name: one.mistake for one in report.criteria}
     for criterion, message in lost_in(report).items():
-        words = max(_WITH_NUMBER.split(message), key=len).strip(" ,.:;")
+        known = mistakes.get(criterion, "")
+        of_message = max(_WITH_NUMBER.split(message), key=len).strip(" ,.:;")
+        words = known if known and known in message else of_message
         pieces.append(f"{criterion}: {shorten(words, 60, placeholder='')}")
     return f"{name:24}  " + ("\n  ".join(pieces) or "right")
 

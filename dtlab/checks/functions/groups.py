@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
-__all__ = ["Groups", "draw_groups", "groups_in_words", "members_of"]
+__all__ = ["Groups", "draw_groups", "group_argument", "groups_in_words", "members_of",
+           "process_group"]  # fmt: skip
 
 Groups = tuple[tuple[int, ...], ...]  # global ranks, in disjoint groups
 
@@ -30,3 +32,16 @@ def members_of(groups: Groups, rank: int, world_size: int) -> tuple[int, ...]:
 def groups_in_words(groups: Groups) -> str:
     """Returns the groups in words: "groups (0, 2) and (1, 3)"."""
     return "groups " + " and ".join(f"({', '.join(map(str, group))})" for group in groups)
+
+
+def process_group(groups: Groups) -> Any:
+    """Runs on ranks: makes a process group of each group; returns this rank's own, or None."""
+    import torch.distributed as dist
+
+    made = {group: dist.new_group(list(group)) for group in groups}
+    return next((made[group] for group in groups if dist.get_rank() in group), None)
+
+
+def group_argument(groups: Groups) -> dict[str, Any]:
+    """Runs on ranks: the keyword `group` for a learner's function; none if there are no groups."""
+    return {"group": process_group(groups)} if groups else {}

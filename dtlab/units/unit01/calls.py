@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import Groups, draw_groups
+from dtlab.checks.functions.groups import Groups, draw_groups, group_argument
 from dtlab.checks.functions.trials import Case
 from dtlab.checks.functions.values import beside, labelled, total, wrong_sum
 from dtlab.checks.words import ranks_in_words
@@ -120,16 +120,14 @@ class Call(Case):
 
     def given(self, rank: int, world_size: int) -> Any:
         members, tensor = self.members(rank, world_size), self.input(rank)
-        return *self.arguments(tensor, members), self.groups, tuple(members)
+        return *self.arguments(tensor, members), self.groups
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Any) -> dict[str, Any]:
         import torch
-        import torch.distributed as dist
 
-        arguments, keywords, groups, members = given
-        process_groups = {group: dist.new_group(list(group)) for group in groups}
-        group = {"group": process_groups[members]} if process_groups else {}
+        arguments, keywords, groups = given
+        group = group_argument(groups)
         result, *rest = arguments
         with finished_calls(*Call.finished) as finished:
             returned = fn(*arguments, **keywords, **group)

@@ -21,7 +21,7 @@ from dtlab import torch_internals
 from dtlab.checks.comparison import difference
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
+from dtlab.checks.functions.groups import Groups, group_argument, groups_in_words
 from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import FOREIGN, Reducing, inside_marks, marked_waits
@@ -62,13 +62,12 @@ LOST_BY = _LUCK, "gradients", FOREIGN  # faults that lose "gradients"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The model and the batches of one rank, and the members of its group."""
+    """The model and the batches of one rank, and all groups."""
 
     model: tuple[Any, ...]  # see `modules.filled`
     batches: list[tuple[Tensor, Tensor]]
     bucket_bytes: int
     groups: Groups
-    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,6 @@ class Training(Reducing):
             [self.batch(rank, step) for step in range(self.steps)],
             self.bucket_bytes,
             self.groups,
-            members_of(self.groups, rank, world_size),
         )
 
     def batch(self, rank: int, step: int) -> tuple[Tensor, Tensor]:
@@ -172,12 +170,9 @@ class Training(Reducing):
 
 def begin(given: Arguments) -> tuple[nn.Module, dict[str, Any]]:
     """Runs on every rank: returns its model, and the keyword `group` if there are groups."""
-    import torch.distributed as dist
-
     from dtlab.checks.functions.modules import filled
 
-    created = {group: dist.new_group(list(group)) for group in given.groups}
-    return filled(*given.model), {"group": created[given.members]} if created else {}
+    return filled(*given.model), group_argument(given.groups)
 
 
 def train(given: Arguments, start: Callable[..., Callable[[], Any]]) -> dict[str, Any]:

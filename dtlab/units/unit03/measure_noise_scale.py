@@ -12,7 +12,7 @@ from dtlab.checks.comparison import Known, difference
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import Groups, draw_groups, groups_in_words, members_of
+from dtlab.checks.functions.groups import Groups, draw_groups, group_argument, groups_in_words
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.functions.unseen import FOREIGN, Reducing
 from dtlab.checks.parts import Part
@@ -100,17 +100,13 @@ class Measuring(Reducing):
             "gradient": self.gradients(world_size)[rank],
             "batch": self.batch,
             "groups": self.groups,
-            "members": members_of(self.groups, rank, world_size),
         }
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        import torch.distributed as dist
-
         from dtlab.trace import span
 
-        created = {group: dist.new_group(list(group)) for group in given["groups"]}
-        group = {"group": created[tuple(given["members"])]} if created else {}
+        group = group_argument(given["groups"])
         gradient = given["gradient"].clone()
         with finished_calls(*_FINISHED, refuse=True) as finished, span("step"):
             value = fn(gradient, given["batch"], **group)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, of_topic
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import Groups, groups_in_words, members_of
+from dtlab.checks.functions.groups import Groups, groups_in_words, process_group
 from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.unseen import Reducing, inside_marks
 from dtlab.checks.functions.values import sgd_step
@@ -78,7 +78,6 @@ class Arguments:
     steps: list[list[Pair]]
     before: list[Tensor] | None
     groups: Groups
-    members: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,6 @@ class Accumulating(Reducing):
             [self.micro_batches(rank, step) for step in range(len(self.sizes[0]))],
             self.before(),
             self.groups,
-            members_of(self.groups, rank, world_size),
         )
 
     @staticmethod
@@ -219,15 +217,13 @@ def _too_much(passes: Sequence[tuple[int, int]], largest: int) -> str:
 
 def begin(given: Arguments) -> tuple[nn.Module, nn.Module]:
     """Runs on every rank: returns the module, and the module or wrapper for the learner."""
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     from dtlab.checks.functions.modules import filled
     from dtlab.parallel.data import DataParallel
 
     module = filled(given.kind, given.sizes, given.state)
-    created = {group: dist.new_group(list(group)) for group in given.groups}
-    group = created.get(given.members)
+    group = process_group(given.groups)
     if given.wrapper == "ddp":
         return module, DistributedDataParallel(module, process_group=group)
     return module, DataParallel(module, group=group) if given.wrapper else module

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Seen, rule
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.groups import draw_groups, process_group
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.functions.unseen import inside_marks
 from dtlab.checks.parts import Part
@@ -83,7 +83,7 @@ class LinearCase(Layer):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of, process_group
+        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of
 
         group, tensors = process_group(given["groups"]), given["tensors"]
         for name, tensor in tensors.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import draw_groups, members_of
+from dtlab.checks.functions.groups import draw_groups, members_of, process_group
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
 from dtlab.units.unit06.passes import FINISHED, Pass, compare, wrong_calls
@@ -60,7 +60,7 @@ class Region(Pass):
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         import torch
 
-        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of, process_group
+        from dtlab.units.unit06.on_ranks import forward_and_backward, gradients_of
 
         group, leaf = process_group(given["groups"]), given["leaf"].requires_grad_()
         addend = torch.zeros_like(leaf).requires_grad_()

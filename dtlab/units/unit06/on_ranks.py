@@ -10,12 +10,10 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dtlab.checks.functions.groups import Groups
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -35,15 +33,8 @@ __all__ = [
     "linear",
     "mark_products",
     "measure",
-    "process_group",
     "share",
 ]
-
-
-def process_group(groups: Groups) -> Any:
-    """The process group of this rank; None for all ranks."""
-    process_groups = {group: dist.new_group(list(group)) for group in groups}
-    return next((pg for group, pg in process_groups.items() if dist.get_rank() in group), None)
 
 
 def forward_and_backward(forward: Callable[[], Any], back: Tensor, addend: Any = 0) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
-from dtlab.checks.functions.groups import draw_groups
+from dtlab.checks.functions.groups import draw_groups, process_group
 from dtlab.checks.functions.resident import grown_by
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.parts import Part
@@ -109,7 +109,7 @@ class Refusing(OfAttention):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-        from dtlab.units.unit06.on_ranks import build_from_dense, linear, process_group
+        from dtlab.units.unit06.on_ranks import build_from_dense, linear
 
         layers = [linear(*pair) for pair in given["layers"]]
         try:

@@ -13,7 +13,7 @@ from dtlab.checks.comparison import of_others
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
-from dtlab.checks.functions.groups import draw_groups, members_of
+from dtlab.checks.functions.groups import draw_groups, members_of, process_group
 from dtlab.checks.functions.resident import (
     LARGE,
     Mark,
@@ -112,7 +112,7 @@ class ModuleCase(Layer):
         from dtlab.training.live import held_bytes
         from dtlab.units.unit06 import on_ranks
 
-        group, x = on_ranks.process_group(given["groups"]), given["x"].requires_grad_()
+        group, x = process_group(given["groups"]), given["x"].requires_grad_()
         layers = [on_ranks.linear(*pair) for pair in given["layers"]]
         with finished_calls(*FINISHED, refuse=True, allowed=PAIR) as finished:
             module, alive = on_ranks.build_from_dense(fn, layers, given, group)
