@@ -178,36 +178,36 @@ class Measuring(Reducing):
             "is the noise of a batch over the signal": (
                 norms.scale / batch, "tr(Sigma) is the noise of one sample."
             ),
-            "divides the sum of N squared deviations from the mean by N": (
+            "is the value with the sum of N squared deviations divided by N": (
                 biased(batch * apart), "Divide by N - 1."
             ),
-            "takes the mean gradient to be the signal": (
+            "is the value with the mean gradient taken for the signal": (
                 norms.variance / norms.big,
                 "It is noisy too: subtract tr(Sigma) / (samples of all ranks) from its squared "
                 "norm.",
             ),
-            "takes the squared norm of the mean gradient for |G|^2": (
+            "is the value with the squared norm of the mean gradient for |G|^2": (
                 batch * apart / norms.big, "It still contains tr(Sigma) / (N b)."
             ),
-            "is made of norms that are not squared": (
+            "is the value with norms that are not squared": (
                 norms._replace(small=lengths, big=math.sqrt(norms.big)).scale,
                 "The formulas are about squared norms.",
             ),
-            "takes the square of the mean norm": (
+            "is the value with the square of the mean norm": (
                 norms._replace(small=lengths**2).scale, "Take the mean of the squared norms."
             ),
             "is the inverse: the signal over the noise": 1 / norms.scale,
             "is tr(Sigma) alone, not yet divided by |G|^2": norms.variance,
-            "takes the squared norm of the *sum* of the gradients": (
+            "is the value with the squared norm of the *sum* of the gradients": (
                 norms._replace(big=size**2 * norms.big).scale, "Use that of their mean."
             ),
-            "does not divide the difference by the right number": (
+            "is the value with a difference that is not divided by the right number": (
                 biased(apart * (1 / batch - 1 / (batch * size))), gap
             ),
-            "takes the squared norms to differ by (N b - b) tr(Sigma)": (
+            "is the value with squared norms that differ by (N b - b) tr(Sigma)": (
                 biased(apart / (batch * size - batch)), gap
             ),
-            "takes the rank's own gradient for the norm of a small batch": (
+            "is the value with the rank's own gradient for the norm of a small batch": (
                 norms._replace(small=squares[rank]).scale, "Take the mean over ranks."
             ),
             "is the noise scale over all ranks": (

@@ -47,10 +47,10 @@ _GRADIENTS = (
     "A rank must keep only its share of them. Set every .grad to None, and keep no view of all."
 )
 _OTHER_GRADIENTS = {
-    "is that of steps in which each rank takes its own gradients of its share, not the mean over "
-    "the ranks": "Reduce-scatter the gradients.",
-    "is that of steps in which each share takes the gradients of the next rank's share": "Which "
-    "chunk of the mean belongs to rank r?",
+    "is as if each rank stepped with its own gradients of its share, not with the mean over the "
+    "ranks": "Reduce-scatter the gradients.",
+    "is as if each share were stepped with the gradients of the next rank's share": "Which chunk "
+    "of the mean belongs to rank r?",
 }
 _STATE = "In addition to the parameters, keep only a rank's share of them and its Adam state."
 _SENT = traffic(
@@ -185,7 +185,7 @@ class Owned(OnBlock):
         }
         if ranks > 1:
             on_sums = partial(self._in_one_process, ranks, _EPS / ranks)
-            known["is that of steps with the sum of the gradients, not with their mean"] = on_sums
+            known["is as if stepped with the sum of the gradients, not with their mean"] = on_sums
             for shift, (fact, advice) in enumerate(_OTHER_GRADIENTS.items()):
                 known[fact] = partial(self._with_other_gradients, ranks, shift), advice
         return known

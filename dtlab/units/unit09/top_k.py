@@ -99,7 +99,7 @@ class TopK(Compressed):
             "is this rank's elements alone, divided by the number of ranks": (
                 sent[rank] / len(sent), ""
             ),
-            "takes large to mean greater than zero": (
+            "is that of the largest elements, not of the largest absolute values": (
                 mean([self._largest(each, each) for each in whole]), "Compare absolute values."
             ),
             "is that of the absolute values": (
