@@ -53,7 +53,7 @@ def test_says_whose_values_stand_where() -> None:
     assert said(-WHOLE) == "holds its old values in elements 0 to 11."
     summed = said(with_elements(0, sum(PIECES, torch.zeros(4))))
     assert summed == "holds the sum of all ranks' pieces in elements 0 to 3."
-    assert said(with_elements(5, -WHOLE[5:6]), first=100) == "holds its old values in element 105."
+    assert said(with_elements(5, -WHOLE[5:6])) == "holds its old values in element 5."
     parts = [("weight", 6), ("bias", 2), ("scale", 4)]
     both = said(with_elements(5, torch.zeros(2)), parts=parts)
     assert both.startswith("holds zeros in elements 5 to 6 (weight to bias): nothing")

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from dtlab.ranks.sandbox.time_limits import FOR_CELLS, Patience
+from tests.marks import retried
 
 pytestmark = [
     pytest.mark.slow,
@@ -64,6 +65,7 @@ def test_sleeping_counts(start: Start) -> None:
     assert share_that_counts(asleep) > 0.9
 
 
+@retried
 def test_waiting_for_each_other_counts(start: Start) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     crowd = [start(cpu) for cpu in cpus for _ in range(3)]

@@ -84,7 +84,6 @@ def difference(
     scale: float | None = None,
     start: Tensor | None = None,
     parts: Sequence[tuple[str, int]] = (),
-    first: int = 0,
 ) -> str:
     """Says how `got` differs from `wanted`, as the rest of a sentence; empty if it does not.
 
@@ -92,8 +91,8 @@ def difference(
     ends with the mistake's own advice, if it has any, otherwise with `hint`, or with `not_finite`
     if `got` has NaN or infinity where there should be numbers. `sources` are values that may
     stand in a wrong place, by their names: "rank 2's piece", "its old values". Places are element
-    numbers of the flat tensor, counted from `first`; `parts` are the names and the numbers of
-    elements of what it consists of. For `near`, `scale` and `start` see `close`.
+    numbers of the flat tensor; `parts` are the names and the numbers of elements of what it
+    consists of. For `near`, `scale` and `start` see `close`.
     """
     import torch
 
@@ -121,12 +120,12 @@ def difference(
     wrong = wrong[: int(fits[begin:].int().argmax()) or len(wrong)]
     if found := _held(wrong, sources or {}, near):
         name, count = found
-        fact = f"holds {name} {_places(begin, count, first, parts)}"
+        fact = f"holds {name} {_places(begin, count, parts)}"
         fact += ": nothing arrived there" * (name == "zeros")
         return Explanation(_sentence(fact, hint), f"holds {mistake_of(name) or name}")
     off = float((got.detach().double() - wanted.detach().double()).abs().max())
-    first_part = f", first in {_names(begin, begin + 1, parts)[0]}" if parts else ""
-    return _sentence(f"is off by up to {off:.2g}{first_part}", hint)
+    where = f", first in {_names(begin, begin + 1, parts)[0]}" if parts else ""
+    return _sentence(f"is off by up to {off:.2g}{where}", hint)
 
 
 def _moved(got: Tensor, wanted: Tensor, start: Tensor) -> str:
@@ -190,11 +189,11 @@ def _prefix(fits: Tensor) -> int:
     return int(fits.int().cumprod(0).sum())
 
 
-def _places(begin: int, count: int, first: int, parts: Sequence[tuple[str, int]]) -> str:
+def _places(begin: int, count: int, parts: Sequence[tuple[str, int]]) -> str:
     """The numbers of elements, and the parts in which they are."""
     end = begin + count
-    last = f" to {first + end - 1}" if count > 1 else ""
-    where = f"in element{'s' * (count > 1)} {first + begin}{last}"
+    last = f" to {end - 1}" if count > 1 else ""
+    where = f"in element{'s' * (count > 1)} {begin}{last}"
     names = _names(begin, end, parts)
     if not names:
         return where
