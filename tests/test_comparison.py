@@ -60,6 +60,18 @@ def test_says_whose_values_stand_where() -> None:
     assert "in element 8 (scale)" in said(with_elements(8, torch.zeros(1)), parts=parts)
 
 
+def test_zeros_are_only_said_not_to_have_arrived_if_values_of_others_should_have() -> None:
+    got = torch.zeros(2, 6)
+    said = difference(got, WHOLE.view(2, 6), hint="Look.")
+    assert said == "holds zeros in elements 0 to 11 of the flattened tensor. Look."
+
+
+def test_another_type_or_shape_may_have_advice_of_its_own() -> None:
+    said = difference(None, WHOLE, hint="Look.", form="Return it.")
+    assert said == "is None, not a tensor. Return it."
+    assert difference(WHOLE[:2], WHOLE, hint="Look.", form="") == "has the shape [2], not [12]."
+
+
 def test_the_mistake_of_a_source_names_no_rank() -> None:
     said = difference(with_elements(8, PIECES[0]), WHOLE, {}, pieces_of(PIECES))
     assert mistake_of(said) == "holds another rank's piece"
@@ -104,7 +116,7 @@ def test_a_training_is_compared_by_the_distance_from_its_start() -> None:
     start, wanted = torch.zeros(4), torch.full((4,), 10.0)
     assert difference(torch.full((4,), 10.005), wanted, start=start) == ""
     off = difference(torch.full((4,), 9.0), wanted, start=start, hint="Look.")
-    assert off == "is off by 10.0% of the distance from the start. Look."
+    assert off == "is off by 10.0% of the distance that it should have moved. Look."
     assert difference(start, wanted, start=start) == "has not changed since the start."
     assert not close(torch.full((4,), math.nan), wanted, start=start)
 

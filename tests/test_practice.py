@@ -101,7 +101,9 @@ def test_a_known_mistake_is_named_and_kept() -> None:
 
     known = {"is the mean": [1.0, 1.0], "is the sum, not the mean": ([10, 10], "Divide it.")}
     (criterion,) = practice(summed, returns=[5.0, 5.0], known=known).criteria
-    assert criterion.message.endswith("That is the sum, not the mean. Divide it.")
+    assert criterion.message.endswith(
+        "What your function returns is the sum, not the mean. Divide it."
+    )
     assert criterion.mistake == "is the sum, not the mean"
 
 
@@ -114,8 +116,8 @@ def test_a_result_that_the_cell_cannot_use_is_a_sentence() -> None:
 
     (criterion,) = practice(plus_one, returns=[3]).criteria
     assert criterion.message.endswith(
-        "plus_one calls your function, and here it cannot use what your function returned. Does "
-        "it return what the text asks, in that form?"
+        "plus_one calls your function, and plus_one cannot use the result here. Does your "
+        "function return what the text asks for, in that form?"
     )
 
 

@@ -152,12 +152,12 @@ GROUP = shares([[6.0, 20.0], [16.0], [9.0]], [[3, 10], [1], [4]], members=(0, 1)
     ("of", "got", "words"),
     [
         (ALONE, 2.0, ""),
-        (ALONE, 6 / 14, "has only the first microbatch in it"),
+        (ALONE, 6 / 14, "comes from the first microbatch only"),
         (ALONE, math.nan, "contains NaN. Is there a division by zero?"),
         (TWO, 3.0, ""),
         (TWO, 2.0, "the rank's own samples alone"),
         (GROUP, 3.0, ""),
-        (GROUP, 3.5, "and all ranks too"),
+        (GROUP, 3.5, "and multiplied by the number of all ranks"),
     ],
 )
 def test_the_message_on_a_wrong_gradient_says_what_it_is(

@@ -79,6 +79,7 @@ def difference(
     sources: Mapping[str, Tensor] | None = None,
     *,
     hint: str = "",
+    form: str | None = None,
     not_finite: str = "",
     near: float = NEAR,
     scale: float | None = None,
@@ -88,11 +89,12 @@ def difference(
     """Says how `got` differs from `wanted`, as the rest of a sentence; empty if it does not.
 
     If a known mistake gives this value, the result is an `Explanation` that keeps the mistake. It
-    ends with the mistake's own advice, if it has any, otherwise with `hint`, or with `not_finite`
-    if `got` has NaN or infinity where there should be numbers. `sources` are values that may
-    stand in a wrong place, by their names: "rank 2's piece", "its old values". Places are element
-    numbers of the flat tensor; `parts` are the names and the numbers of elements of what it
-    consists of. For `near`, `scale` and `start` see `close`.
+    ends with the mistake's own advice, if it has any, otherwise with `hint`; with `form`, if it is
+    given, for another type or shape; with `not_finite` for NaN or infinity where there should be
+    numbers. `sources` are values that may stand in a wrong place, by their names: "rank 2's
+    piece", "its old values". Places are element numbers of the flat tensor; `parts` are the names
+    and the numbers of elements of what it consists of. For `near`, `scale` and `start`, see
+    `close`.
     """
     import torch
 
@@ -100,7 +102,7 @@ def difference(
         return _number_differs(got, wanted, known or {}, hint, near)
     if not isinstance(got, torch.Tensor):
         what = f"is {'None' if got is None else f'a {type(got).__name__}'}, not a tensor"
-        return _sentence(what, hint)
+        return _sentence(what, hint if form is None else form)
     same_shape = got.shape == wanted.shape
     if same_shape and close(got, wanted, near, scale, start):
         return ""
@@ -108,7 +110,8 @@ def difference(
         if got.shape == other.shape and close(got, other, near, scale, start):
             return Explanation(_sentence(fact, advice), mistake_of(fact) or fact)
     if not same_shape:
-        return _sentence(f"has the shape {list(got.shape)}, not {list(wanted.shape)}", hint)
+        shapes = f"has the shape {list(got.shape)}, not {list(wanted.shape)}"
+        return _sentence(shapes, hint if form is None else form)
     if not got.isfinite().all() and wanted.isfinite().all():
         fact = "contains NaN" if got.isnan().any() else "contains infinity"
         return Explanation(_sentence(fact, not_finite or hint), fact)
@@ -120,8 +123,9 @@ def difference(
     wrong = wrong[: int(fits[begin:].int().argmax()) or len(wrong)]
     if found := _held(wrong, sources or {}, near):
         name, count = found
-        fact = f"holds {name} {_places(begin, count, parts)}"
-        fact += ": nothing arrived there" * (name == "zeros")
+        flat = " of the flattened tensor" * (got.dim() > 1)
+        fact = f"holds {name} {_places(begin, count, parts)}{flat}"
+        fact += ": nothing arrived there" * (name == "zeros" and bool(sources))
         return Explanation(_sentence(fact, hint), f"holds {mistake_of(name) or name}")
     off = float((got.detach().double() - wanted.detach().double()).abs().max())
     where = f", first in {_names(begin, begin + 1, parts)[0]}" if parts else ""
@@ -131,7 +135,7 @@ def difference(
 def _moved(got: Tensor, wanted: Tensor, start: Tensor) -> str:
     if got.equal(start):
         return "has not changed since the start"
-    return f"is off by {_off(got, wanted, start):.1%} of the distance from the start"
+    return f"is off by {_off(got, wanted, start):.1%} of the distance that it should have moved"
 
 
 def _number_differs(got: Any, wanted: float, known: Known, hint: str, near: float) -> str:

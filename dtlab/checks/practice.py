@@ -103,8 +103,8 @@ def _with_advice(
 _RIGHT = "the result is right"
 _UNUSABLE = ("TypeError", "AttributeError", "IndexError", "KeyError", "ValueError")
 _CANNOT_USE = (
-    "{} calls your function, and here it cannot use what your function returned. Does it return "
-    "what the text asks, in that form?"
+    "{0} calls your function, and {0} cannot use the result here. Does your function return what "
+    "the text asks for, in that form?"
 )
 _RANKS = 7  # ranks whose results are shown besides the first wrong one
 _REPR = Repr()  # its attributes limit what is shown of a result
@@ -160,7 +160,7 @@ class _Returns(Case):
         """A line for the known mistake that gives these results; empty if none does."""
         for fact, wrong, advice in self.known:
             if _same(list(results), list(wrong)):
-                return Explanation(f"\nThat {fact}. {advice}".rstrip(), fact)
+                return Explanation(f"\nWhat your function returns {fact}. {advice}".rstrip(), fact)
         return ""
 
     def _others(self, first: int, results: Sequence[Any]) -> list[str]:

@@ -68,7 +68,7 @@ def _trials(seed: int) -> list[Trial]:
     """Trials on 1 to 4 ranks; then with parameters that have no gradient, and groups."""
     draw = random.Random(seed)
     nets = draw_nets(draw)
-    shifted = Net("shifted", nets[0].sizes, "three layers and a parameter of the model's own")
+    shifted = Net("shifted", nets[0].sizes, "three layers and a parameter outside them")
     skipping = Net("skipping", (*nets[0].sizes, 5), "a frozen and an unused layer")
     groups = draw_groups(draw, world_size=5, size=3)
     return [

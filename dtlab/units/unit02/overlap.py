@@ -176,7 +176,8 @@ def _where_to_look(trials: Seen, words: str) -> str:
     some = right_on_some(trials)
     alone = {trial.trial.world_size for trial in trials if not trial.mistakes} == {1}
     early = "oes your code read or write a bucket before wait() for it has returned?"
-    if "is off by" not in words or (some and not alone):
+    unknown = any(fact in words for fact in ("is off by", "holds zeros"))
+    if not unknown or (some and not alone):
         return some
     if not alone:
         return f"D{early}"

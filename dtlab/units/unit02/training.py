@@ -26,7 +26,7 @@ from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import FOREIGN, Reducing, inside_marks, marked_waits
 from dtlab.checks.functions.values import same_bits, sgd_step
-from dtlab.checks.words import amount
+from dtlab.checks.words import Explanation, amount
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -117,8 +117,9 @@ class Training(Reducing):
                 got = {member: results[member]["gradients"][step] for member in members}
                 sentence = _wrong_step(got, names, local)
                 if sentence:
-                    words = f"step {step + 1}, {sentence}"
-                    yield self.topic, f"{words}\n{self.advice(words)}".rstrip()
+                    words = f"step {step + 1}, " + sentence
+                    advice = self.advice(words)
+                    yield self.topic, words + f"\n{advice}" * bool(advice)
                     return
 
     def by_trace(self, observation: Observation) -> Iterator[Fault]:
@@ -250,14 +251,17 @@ def wrong_gradient(
         return "is None now: it has been lost."
     total, count = sum(local[1:], local[0]), len(members)
     if got.shape == total.shape and got.dtype != total.dtype:
-        return f"is {got.dtype} now."
+        return f"has the dtype {got.dtype}, not {total.dtype}."
     every = [grad for grad in own.values() if grad is not None]
+    over_all = sum(every[1:], every[0]) / len(every)
     known: dict[str, Any] = {
         "is the sum over the ranks, not the mean": (total, ""),
         "is divided twice by the number of ranks": (total / count**2, ""),
-        f"is rank {members[0]}'s own, not the mean": (local[0], ""),
-        "is the mean over all ranks": (sum(every[1:], every[0]) / len(every), ""),
-    }
+        Explanation(f"is rank {members[0]}'s own, not the mean", "is another rank's own"): (
+            local[0], ""
+        ),
+        "is the mean over all ranks, not over those of the group": (over_all, ""),
+    }  # fmt: skip
     if own[rank] is not None:
         known = {"is the rank's own": (own[rank], _OWN_GRADIENT), **known}
     return difference(got, total / count, known, hint=_MEAN)

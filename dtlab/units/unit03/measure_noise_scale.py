@@ -130,7 +130,8 @@ class Measuring(Reducing):
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
         wrong = self._wrong(results)
         if wrong:
-            yield self.topic, f"{wrong}\n{_ADVICE.get(self.topic, '')}".rstrip()
+            advice = _ADVICE.get(self.topic, "")
+            yield self.topic, wrong + f"\n{advice}" * bool(advice)
         if self.topic == "scale":
             changed = self._changed(results)
             if changed:
@@ -148,7 +149,7 @@ class Measuring(Reducing):
                     return f"rank {rank}: your function returns {value}, not a float."
                 known = self._known(norms, rank, len(results))
                 on = counted(norms.ranks, "rank")
-                right = f"tr(Sigma) / |G|^2 is {norms.scale:.4g} on {on}."
+                right = f"It should be tr(Sigma) / |G|^2 on {on}."
                 hint = _NO_SIGNAL if norms.scale == math.inf else right
                 if wrong := difference(value, norms.scale, known, hint=hint, near=_NEAR):
                     return f"rank {rank}: the noise scale that your function returns " + wrong
@@ -178,37 +179,37 @@ class Measuring(Reducing):
             "is the noise of a batch over the signal": (
                 norms.scale / batch, "tr(Sigma) is the noise of one sample."
             ),
-            "is the value with the sum of N squared deviations divided by N": (
+            "comes from dividing the sum of N squared deviations from the mean by N": (
                 biased(batch * apart), "Divide by N - 1."
             ),
-            "is the value with the mean gradient taken for the signal": (
+            "comes from taking the mean gradient for the signal": (
                 norms.variance / norms.big,
-                "It is noisy too: subtract tr(Sigma) / (samples of all ranks) from its squared "
-                "norm.",
+                "The mean gradient is noisy too: subtract tr(Sigma) / (samples of all ranks) from "
+                "its squared norm.",
             ),
-            "is the value with the squared norm of the mean gradient for |G|^2": (
-                batch * apart / norms.big, "It still contains tr(Sigma) / (N b)."
+            "comes from taking the squared norm of the mean gradient for |G|^2": (
+                batch * apart / norms.big, "This norm still contains tr(Sigma) / (N b)."
             ),
-            "is the value with norms that are not squared": (
+            "comes from norms that are not squared": (
                 norms._replace(small=lengths, big=math.sqrt(norms.big)).scale,
                 "The formulas are about squared norms.",
             ),
-            "is the value with the square of the mean norm": (
+            "comes from the square of the mean norm": (
                 norms._replace(small=lengths**2).scale, "Take the mean of the squared norms."
             ),
             "is the inverse: the signal over the noise": 1 / norms.scale,
             "is tr(Sigma) alone, not yet divided by |G|^2": norms.variance,
-            "is the value with the squared norm of the *sum* of the gradients": (
+            "comes from the squared norm of the *sum* of the gradients": (
                 norms._replace(big=size**2 * norms.big).scale, "Use that of their mean."
             ),
-            "is the value with a difference that is not divided by the right number": (
+            "comes from multiplying the difference of the squared norms, which must be divided": (
                 biased(apart * (1 / batch - 1 / (batch * size))), gap
             ),
-            "is the value with squared norms that differ by (N b - b) tr(Sigma)": (
+            "comes from dividing the difference of the squared norms by N b - b": (
                 biased(apart / (batch * size - batch)), gap
             ),
-            "is the value with the rank's own gradient for the norm of a small batch": (
-                norms._replace(small=squares[rank]).scale, "Take the mean over ranks."
+            "comes from taking the rank's own squared norm for that of a small batch": (
+                norms._replace(small=squares[rank]).scale, "Take the mean over the ranks."
             ),
             "is the noise scale over all ranks": (
                 self.norms(world_size, range(world_size)).scale
@@ -226,8 +227,8 @@ class Measuring(Reducing):
                     "is the sum over the ranks": total,
                     "is the mean over the ranks": total / len(every),
                 }
-                how = difference(after, every[rank], known, hint=_COPY) or f"has changed. {_COPY}"
-                return f"rank {rank}: after your function the gradient " + how
+                how = difference(after, every[rank], known, hint=_COPY) or f"is another. {_COPY}"
+                return f"rank {rank}: your function changes the gradient. Afterwards it " + how
         return ""
 
 

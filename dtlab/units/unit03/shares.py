@@ -188,17 +188,17 @@ def _of_old_content(got: Tensor, shares: Shares) -> Known:
     times = float((got - shares.mean) @ old) / float(old @ old)
     fact: str
     if abs(times) < 1e-3:
-        fact, advice = "lacks what was in .grad before", "Leave it there, and backward adds to it."
+        fact, advice = "lacks the old content of .grad", "Leave it there, and backward adds to it."
     elif size > 1 and math.isclose(times, size, rel_tol=1e-3):
         fact = Explanation(
-            f"counts what was in .grad before {times:.0f} times, once for each rank",
-            "counts what was in .grad before once for each rank",
+            f"counts the old content of .grad {times:.0f} times, once for each rank",
+            "counts the old content of .grad once for each rank",
         )
         advice = "Do not sum or scale .grad. Scale the losses, and let the wrapper average."
     else:
         fact = Explanation(
-            f"has what was in .grad before, scaled by {times:.2g}",
-            "has what was in .grad before, scaled",
+            f"contains the old content of .grad, scaled by {times:.2g}",
+            "contains the old content of .grad, scaled",
         )
         advice = "Scale the losses, and not .grad."
     return {fact: (shares.mean + times * old, advice)}
@@ -209,11 +209,14 @@ def _of_groups(shares: Shares) -> Known:
     ratio = len(shares.sums) / len(shares.members)
     of_all = shares.total(shares.members) / shares.samples(list(shares.sums))
     return {
-        "counts the samples of all ranks, not those of the model's group": (of_all, ""),
-        "is multiplied by the number of all ranks, not of the group's": (ratio * shares.mean, ""),
-        "counts the samples of all ranks, and all ranks too, not those of the model's group": (
-            ratio * of_all, ""
+        "is divided by the number of samples of all ranks, not of those in the model's group": (
+            of_all, ""
         ),
+        "is multiplied by the number of all ranks, not of those in the model's group": (
+            ratio * shares.mean, ""
+        ),
+        "is divided by the number of samples of all ranks and multiplied by the number of all "
+        "ranks, not of those in the model's group": (ratio * of_all, ""),
     }  # fmt: skip
 
 
@@ -232,7 +235,7 @@ def _of_ranks(shares: Shares, rank: int) -> Known:
             shares.mean / size,
             "The wrapper averages over them, so multiply every loss by their number.",
         ),
-        "is too large by the number of ranks": (
+        "is the right value times the number of ranks": (
             shares.mean * size,
             "Divide by the samples of all ranks, not by this rank's own.",
         ),
@@ -259,15 +262,18 @@ def _of_one_rank(shares: Shares) -> Known:
     def averaged(of_rank: Callable[[Any, Any], Any]) -> Tensor:
         return _averaged(shares, of_rank)
 
-    by_ranks = "is that of the losses added up, divided by the number of ranks"
+    by_ranks = (
+        "is that of the summed losses, divided by the number of ranks, not by that of samples"
+    )
     return {
         "is the sum over the samples, not the mean" if size == 1 else by_ranks: (
-            averaged(lambda sums, counts: sum(sums)), "Divide by the number of samples."
+            averaged(lambda sums, counts: sum(sums)),
+            "Divide by the number of samples." * (size == 1),
         ),
         "is the mean of the microbatches' means": (
             averaged(lambda sums, counts: sum(_means(sums, counts)) / len(sums)),
-            "A sample counts for more in a small one. Divide the sum of every microbatch by the "
-            "same number, that of all samples.",
+            "A sample counts for more in a small microbatch. Divide the sum of each microbatch by "
+            "the same number, that of all samples.",
         ),
         "is the sum of the microbatches' means": (
             averaged(lambda sums, counts: sum(_means(sums, counts))),
@@ -276,15 +282,15 @@ def _of_one_rank(shares: Shares) -> Known:
         "is divided by the number of microbatches, not by the number of samples": (
             averaged(lambda sums, counts: sum(sums) / len(sums)), ""
         ),
-        "is right if all microbatches have as many samples as the first": (
+        "would be right if all microbatches had as many samples as the first": (
             averaged(lambda sums, counts: sum(sums) / max(1, counts[0] * len(sums))),
-            "Count those of each.",
+            "Count the samples of each microbatch.",
         ),
-        "has only the last microbatch in it": (
+        "comes from the last microbatch only": (
             averaged(lambda sums, counts: scale * sums[-1]),
             "Call backward for every one, and do not clear .grad in between.",
         ),
-        "has only the first microbatch in it": (
+        "comes from the first microbatch only": (
             averaged(lambda sums, counts: scale * sums[0]), ""
         ),
         "lacks the last microbatch": (
@@ -316,14 +322,16 @@ def wrong_loss(got: float | str, shares: Shares, rank: int) -> str:
         member: _means(shares.losses[member], shares.counts[member]) for member in shares.members
     }
     every = [mean for each in micro.values() for mean in each]
-    known: dict[str, Any] = {"is the sum of the losses, not their mean": sum(sums.values())}
+    known: dict[str, Any] = {"is the sum of the losses, not their mean": (sum(sums.values()), "")}
     of_micro = [sum(micro[rank]) / len(micro[rank])]
     if len(shares.members) > 1:
         known |= {
             "is the sum of the losses of this rank": sums[rank],
-            "is the mean over the rank's own samples, not over those of all ranks": means[rank],
+            "is the mean over the rank's own samples, not over those of all ranks": (
+                means[rank], ""
+            ),
             "is the mean of the ranks' means": sum(means.values()) / len(means),
-        }
+        }  # fmt: skip
         of_micro.append(sum(every) / len(every))
     known["is the mean of the microbatches' means"] = of_micro
     hint = "It should be the mean over the samples."

@@ -88,7 +88,7 @@ class Spanning(Faulty):
         for number, (step, right) in enumerate(zip(results[0]["steps"], wanted, strict=True)):
             wrong = _wrong_numbers(step, right)
             if wrong:
-                wrong = f"step {number + 1}: {wrong}"
+                wrong = f"step {number + 1}: " + wrong
                 yield self.topic, f"{wrong}\n{self.advice(wrong)}".rstrip()
             spans = step["spans"]
             before = [span for span in spans if span != last or self.topic == "edges"]
@@ -139,7 +139,7 @@ def _wrong_numbers(step: dict[str, Any], right: dict[str, Any]) -> str:
         of = f"layer {(number - 1) // 2}" if number else "x"
         if got is None:
             return f"no gradient arrives at {of}."
-        if wrong := difference(got, wanted, hint="It should be that of the layers."):
+        if wrong := difference(got, wanted, hint="It should be the same as without checkpoints."):
             return f"the gradient of {of} " + wrong
     return _CHANGED if step["changed"] else ""
 

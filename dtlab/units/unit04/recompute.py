@@ -145,6 +145,7 @@ _ADVICE = {
     "weight has not arrived": _OF_PARAMETERS,
     "bias has not arrived": _OF_PARAMETERS,
     "has not arrived": "Does the input of the second run get a gradient, and do you return it?",
+    "holds zeros": "Do you use the gradient of the output, which backward receives?",
     "is off by": "Do you use the gradient of the output, which backward receives?",
     "added twice": "Is the second run cut off from the graph of the first?",
 }

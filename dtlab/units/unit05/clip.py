@@ -93,7 +93,7 @@ class Clipping(Faulty):
                 if (gradient is None) != (after is None):
                     yield "missing", f"rank {rank}: a piece without a gradient has one now."
                 elif gradient is not None:
-                    hint = f"Multiply every gradient by {factor:.3g}."
+                    hint = f"Multiply every gradient by {factor:.3g}." if factor < 1 else _BELOW
                     known = {"is as it was": (gradient, hint)}
                     if wrong := difference(after, gradient * factor, known, hint=hint):
                         cut = "scaled" if self.part < 1 else "kept"
@@ -101,8 +101,9 @@ class Clipping(Faulty):
                         yield name, f"rank {rank}: a gradient " + wrong
 
 
-_OVER_ALL = "It is the root of the sum of the squares of all gradients on all ranks."
+_OVER_ALL = "It should be the root of the sum of the squares of all gradients on all ranks."
 _SQUARES = "Add their squares."
+_BELOW = "The norm is below max_norm, so leave every gradient as it is."
 
 
 def _known(norms: Sequence[Sequence[float]], rank: int, factor: float) -> Known:
@@ -115,8 +116,11 @@ def _known(norms: Sequence[Sequence[float]], rank: int, factor: float) -> Known:
         "is the square of the norm": hypot(*of_ranks) ** 2,
         "is the largest norm of a rank": max(of_ranks),
         "is a sum of the norms of pieces": ([sum(sums), sums[rank], hypot(*sums)], _SQUARES),
-        "is the first piece of each rank only": hypot(*(pieces[0] for pieces in norms)),
-        "is the norm after clipping": (factor * hypot(*of_ranks), "Return the norm before it."),
+        "is the norm of the first piece of each rank only": hypot(*(each[0] for each in norms)),
+        "is the norm after clipping": (
+            factor * hypot(*of_ranks),
+            "Return the norm from before clipping.",
+        ),
     }
 
 

@@ -87,7 +87,7 @@ class Gathering(OnBlock):
 
 
 _ORDER = "flat is the pieces of all ranks in order, and contains the parameters one after another."
-_AGAIN = "Each call must send the pieces, whatever flat holds."
+_AGAIN = "Each call must gather the pieces again, whatever flat holds."
 _SAME = (
     "the block has other parameter objects afterwards. Keep the old objects, and set their "
     "`.data`: hooks and gradients belong to these objects."

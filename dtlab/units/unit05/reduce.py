@@ -94,7 +94,8 @@ class Reducing(OnBlock):
                 got, wanted = result["means"][number], total.chunk(ranks)[rank]
                 name = "missing" if self.topic == "missing" else ("mean", "adds")[number > 0]
                 known = _known(wanted, flats, rank)
-                if wrong := difference(got, wanted, known, hint=_PLACES[name]):
+                form = "Set it to this rank's part of the mean."
+                if wrong := difference(got, wanted, known, hint=_PLACES[name], form=form):
                     yield name, f"rank {rank}: piece.grad " + wrong
                     return
         for rank, result in enumerate(results):
@@ -116,7 +117,7 @@ def _known(wanted: Tensor, flats: Sequence[Tensor], rank: int) -> Known:
     ranks, parts = len(flats), torch.stack(list(flats)).mean(0).chunk(len(flats))
     own = flats[rank].chunk(ranks)[rank]
     return {
-        "is 0 everywhere": 0 * wanted,
+        "is 0 everywhere": (0 * wanted, ""),
         "is half of the right value": (wanted / 2, "Sum the gradients of two passes."),
         "is the sum over the ranks": (parts[rank] * ranks, "Divide it by their number."),
         "is divided twice by the number of ranks": (parts[rank] / ranks, "Divide it once."),

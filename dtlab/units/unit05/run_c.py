@@ -59,7 +59,7 @@ def _another_mean(case: ShardedRun, results: list[Any], run: Observation) -> str
     for name in after[0]:
         got = torch.cat([result["after"][name] for result in results])
         steps = torch.stack([step[name].flatten() for step in after])
-        known = {"has the parameters of the last step, not their mean over the steps": steps[-1]}
+        known = {"is that of the last step": steps[-1]}
         hint = "At the end it should be the mean over the steps."
         if wrong := difference(got, steps.mean(0), known, hint=hint):
             return f"{name} " + wrong

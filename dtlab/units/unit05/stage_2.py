@@ -49,8 +49,8 @@ _GRADIENTS = (
 _OTHER_GRADIENTS = {
     "is as if each rank stepped with its own gradients of its share, not with the mean over the "
     "ranks": "Reduce-scatter the gradients.",
-    "is as if each share were stepped with the gradients of the next rank's share": "Which chunk "
-    "of the mean belongs to rank r?",
+    "is as if each rank stepped its share with the gradients of the next rank's share": "Which "
+    "chunk of the mean belongs to rank r?",
 }
 _STATE = "In addition to the parameters, keep only a rank's share of them and its Adam state."
 _SENT = traffic(
@@ -149,7 +149,7 @@ class Owned(OnBlock):
             hint = _shares(got, wanted, start, len(results))
             known = self._known(start, len(results))
             if wrong := difference(got, wanted, known, start=start, hint=hint):
-                yield self.guilty, f"rank {rank}: after {_STEPS} steps the block " + wrong
+                yield self.guilty, f"rank {rank}: after {_STEPS} steps of Adam the block " + wrong
                 return
             if not got.equal(ends[0]):
                 yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns which?"
@@ -184,8 +184,9 @@ class Owned(OnBlock):
             "is as at the start": (start, "Do you gather the parameters and write them back?")
         }
         if ranks > 1:
-            on_sums = partial(self._in_one_process, ranks, _EPS / ranks)
-            known["is as if stepped with the sum of the gradients, not with their mean"] = on_sums
+            known["is as if you stepped with the sum of the gradients, not with their mean"] = (
+                partial(self._in_one_process, ranks, _EPS / ranks)
+            )
             for shift, (fact, advice) in enumerate(_OTHER_GRADIENTS.items()):
                 known[fact] = partial(self._with_other_gradients, ranks, shift), advice
         return known
@@ -222,7 +223,9 @@ def _shares(got: Tensor, wanted: Tensor, start: Tensor, ranks: int) -> str:
         return ""
     every = zip(*(flat.chunk(ranks) for flat in (got, wanted, start)), strict=True)
     right = [rank for rank, (one, due, begin) in enumerate(every) if close(one, due, start=begin)]
-    which = f"The share of {ranks_in_words(right)} is right." if right else ""
+    many = len(right) > 1
+    which = f"The share{'s' * many} of {ranks_in_words(right)} {'are' if many else 'is'} right."
+    which = which if right else ""
     return f"{which}{_origin(got, start, ranks)}".strip()
 
 

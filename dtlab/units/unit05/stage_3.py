@@ -196,8 +196,16 @@ class Hooked(Faulty):
             log = [(str(event), int(block)) for event, block in result["log"]]
             for name, message in faults_in(log, len(blocks)):
                 yield name, f"rank {rank}, {message}"
+            if len(result["pieces"]) != len(blocks):
+                pieces = counted(len(result["pieces"]), "piece")
+                yield (
+                    "result",
+                    f"rank {rank}: stage_3 returns {pieces} for {counted(len(blocks), 'block')}. "
+                    "Return the pieces of shard, in order.",
+                )
+                continue
             for number, block in enumerate(blocks):
-                got = result["pieces"][number] if len(result["pieces"]) == len(blocks) else None
+                got = result["pieces"][number]
                 right = flat_of(block.parameters(), ranks).chunk(ranks)[rank]
                 if wrong := difference(got, right, hint="Return the pieces of shard, in order."):
                     where = f"after {_STEPS} steps the piece of block {number}"

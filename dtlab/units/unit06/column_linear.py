@@ -113,7 +113,7 @@ class Column(LinearCase):
 
     def known(self, name: str, whole: Tensors, local: Tensors, ranks: int) -> dict[str, Any]:
         if name == "y":
-            return {"is y of the dense layer, with all outputs": whole["y"]}
+            return {"is that of the dense layer, with all outputs": whole["y"]}
         known = super().known(name, whole, local, ranks)
         if name != "the gradient of x":
             return known

@@ -243,7 +243,7 @@ class OfMLP(ModuleCase):
         known = super().known(name, whole, local, ranks)
         if name == "y":
             by_tanh = "is the output with GELU's tanh approximation, but nn.GELU() is exact"
-            known[by_tanh] = self.dense(whole, "tanh")
+            known[by_tanh] = self.dense(whole, "tanh"), ""
         return known
 
     def about(self, name: str) -> str:

@@ -113,7 +113,8 @@ class Merging(Faulty):
             topic = name if self.topic == "out" else self.topic
             hint = self._cure if self.topic in ("large", "rounds") else _HINT
             known = self._known(name, wanted)
-            if wrong := difference(got, wanted, known, hint=hint, not_finite=self._cure):
+            wrong = difference(got, wanted, known, hint=hint, form="", not_finite=self._cure)
+            if wrong:
                 yield topic, f"{name} " + wrong
 
     @property
@@ -136,33 +137,36 @@ class Merging(Faulty):
             return {
                 "is the sum of exp(scores)": (wanted.exp(), "Return its logarithm."),
                 "is the largest score, not the logarithm of the sum": (scores.amax(-1), ""),
-                "is the total of the new block alone": (scores[..., first:].logsumexp(-1), ""),
-                "is the total from before the block": (old_total, ""),
-                "is two logarithms added up": (
-                    old_total + scores[..., first:].logsumexp(-1), "What is added are the sums."
+                "is that of the new block alone": (scores[..., first:].logsumexp(-1), ""),
+                "is that from before the block": (old_total, ""),
+                "is the sum of two logarithms": (
+                    old_total + scores[..., first:].logsumexp(-1),
+                    "Add the sums of exp(scores), and take the logarithm of that.",
                 ),
             }  # fmt: skip
         large = scores * math.sqrt(self.size)
         return {
             "is the sum of both outputs, without weights": (
-                old + new, "Their weights are exp(l - L)."
+                old + new, "Weight them by exp(l - L)."
             ),
             "is the mean of both outputs": (
-                (old + new) / 2, "A block with larger scores counts more."
+                (old + new) / 2, "A block with larger scores must count more."
             ),
             "counts the blocks by their numbers of keys": (
                 (first * old + (count - first) * new) / count,
-                "They count by their sums of exp(scores).",
+                "Weight them by their sums of exp(scores).",
             ),
             "is the output over the new block alone": (new, ""),
             "is the output from before the block": (old, ""),
-            "has the old output, not rescaled to the new total": (
+            "contains the old output, not rescaled to the new total": (
                 old + scores.softmax(-1)[..., first:] @ v[..., first:, :], ""
             ),
-            "has scores of the new block that are not divided by sqrt(head size)": (
+            "comes from scores of the new block that are not divided by sqrt(head size)": (
                 _mixed(old, old_total, large[..., first:], v[..., first:, :]), ""
             ),
-            "has scores that are not divided by sqrt(head size)": (large.softmax(-1) @ v, ""),
+            "comes from scores that are not divided by sqrt(head size)": (
+                large.softmax(-1) @ v, ""
+            ),
         }  # fmt: skip
 
 

@@ -122,8 +122,9 @@ class OnTokens(Faulty):
             own = self.places(rank, ranks)
             wanted = attention(q[..., own, :], k, v, self.visible(rank, ranks))
             wrong = difference(
-                result["out"], wanted, self.known(rank, ranks), hint=self.hint, not_finite=self.nan
-            )
+                result["out"], wanted, self.known(rank, ranks), hint=self.hint,
+                form="Return the output for this rank's own tokens.", not_finite=self.nan,
+            )  # fmt: skip
             if wrong:
                 yield self.topic, f"rank {rank}: the output " + wrong
 
@@ -141,26 +142,25 @@ class OnTokens(Faulty):
 
         alone = [over(other) for other in range(ranks)]
         known: dict[str, Any] = {
-            "is that over all keys with another scale of the scores": (
-                attention(mine * math.sqrt(self.size), k, v, visible),
-                "They are q k / sqrt(head size).",
+            "comes from scores that are not divided by sqrt(head size)": (
+                attention(mine * math.sqrt(self.size), k, v, visible), ""
             ),
-            "is attention over its own keys alone": (
-                alone[rank], "The other blocks have to come to it."
+            "is attention over this rank's own keys alone": (
+                alone[rank], "The rank must also receive the blocks of the other ranks."
             ),
             "is the sum of the blocks' outputs, without weights": (
                 sum(alone[1:], alone[0]),
                 "Rescale what you have, and what is new, by exp(l - L).",
             ),
             "is the mean of the blocks' outputs": (
-                sum(alone[1:], alone[0]) / ranks, "A block with larger scores counts more."
+                sum(alone[1:], alone[0]) / ranks, "A block with larger scores must count more."
             ),
             "is attention over all keys, without a mask": (attention(mine, k, v), ""),
             **self.more_known(rank, ranks),
-            "counts its own block twice": (over(*range(ranks), rank), _ROUNDS),
-            "is that of the keys of all ranks with its own values only": (
+            "counts this rank's own block twice": (over(*range(ranks), rank), _ROUNDS),
+            "combines the keys of all ranks with this rank's values only": (
                 attention(mine, k, v[..., blocks[rank], :].repeat(1, 1, ranks, 1), visible),
-                "Values travel with their keys.",
+                "Values must travel with their keys.",
             ),
         }  # fmt: skip
         for other in range(ranks if ranks > 1 else 0):

@@ -185,8 +185,8 @@ class Convolving(Faulty):
 
 
 _ALONE = "comes from this rank's outputs alone"
-_OTHERS = "The other ranks' parts belong to it."
-_NOT = "It is not that of one process."
+_OTHERS = "It must include the other ranks' parts."
+_NOT = "It should be that of one process."
 _TILE = "What do the neighbours compute from its border rows?"
 
 

@@ -95,7 +95,8 @@ class Compressed(Faulty):
             for rank, each in enumerate(noted):
                 where = f"step {step + 1}, rank {rank}" if self.steps > 1 else f"rank {rank}"
                 known = self._known_means(mean, rank, gradients, before)
-                if wrong := difference(each["mean"], mean, known, hint=self.cure):
+                form = "Return a tensor of the gradient's shape."
+                if wrong := difference(each["mean"], mean, known, hint=self.cure, form=form):
                     yield self.topic, f"{where}: the mean that you return " + wrong
                     continue
                 error = each["after"]["error"]
@@ -140,7 +141,7 @@ class Compressed(Faulty):
             "is zero": (0 * kept, "Keep what was not sent."),
             "is everything, also what was sent": (own + old, self.keep),
             "lacks what was left from the step before": (kept - old, self.keep),
-            "is what was sent": (own + old - kept, "Keep what was not."),
+            "is what was sent": (own + old - kept, "Keep what was not sent."),
         }
         largest = float((own + old).abs().max())  # what is kept may be almost nothing
         return difference(got, kept, known, hint=self.keep, scale=10 * largest)

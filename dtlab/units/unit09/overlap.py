@@ -111,7 +111,7 @@ class Arriving(Faulty):
         for rank, result in enumerate(results):
             words = self._wrong_steps(result["stepped"], own, rank)
             if words:
-                yield "gradients", f"rank {rank}: {words}"
+                yield "gradients", f"rank {rank}: " + words
 
     def _wrong_steps(self, stepped: Any, own: list[list[Tensor]], rank: int) -> str:
         places = [place for place, _ in stepped]
@@ -130,7 +130,7 @@ class Arriving(Faulty):
             }
             hint = "Does anything read a bucket before its wait, or mix up its gradients?"
             wrong = difference(
-                got, total / count, known if count > 1 else {}, hint=hint,
+                got, total / count, known if count > 1 else {}, hint=hint, form="",
                 near=NEAR if count == 3 else 0.0,
             )  # fmt: skip
             if wrong:

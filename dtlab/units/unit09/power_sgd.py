@@ -74,14 +74,15 @@ class PowerSGD(Compressed):
         q, count = before[rank]["q"], len(whole)
         own, product = whole[rank], total @ q
         return {
-            "is without what was kept": (
+            "leaves out the kept error": (
                 _onto(total_alone @ q, total_alone) / count, "Add it to the matrix first."
             ),
-            "is that of a P without orthonormal columns": (
+            "comes from a P whose columns are not orthonormal": (
                 product @ (total.T @ product).T / count, ""
             ),
-            "is that of a P without orthonormal columns: they have length 1, and are not at right "
-            "angles": (_unit(product) @ (total.T @ _unit(product)).T / count, ""),
+            "comes from a P whose columns have length 1, but are not at right angles": (
+                _unit(product) @ (total.T @ _unit(product)).T / count, ""
+            ),
             "is the approximation of this rank's matrix alone": (_onto(own @ q, own), ""),
             "is made with this rank's own P": (
                 _basis(own @ q) @ sum(_basis(w @ q).T @ w for w in whole) / count,
@@ -90,11 +91,11 @@ class PowerSGD(Compressed):
             "is made with this rank's own Q": (
                 _onto(product, own), "Sum Q over the ranks too."
             ),
-            "is made with this rank's own Q, and divided": (
+            "is made with this rank's own Q, and divided by the number of ranks": (
                 _onto(product, own) / count, "Sum Q over the ranks too, and then divide."
             ),
             "is P times the old Q": (
-                _basis(product) @ q.T, "Compute the new one from the matrix and P."
+                _basis(product) @ q.T, "Compute the new Q from the matrix and P."
             ),
         }  # fmt: skip
 

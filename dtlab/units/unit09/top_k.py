@@ -82,21 +82,21 @@ class TopK(Compressed):
             return sum(parts[1:], parts[0]) / len(parts)
 
         return {
-            "is without what was kept": (
+            "leaves out the kept error": (
                 mean([self._largest(own) for own in gradients]),
-                "Add it before you choose the largest elements.",
+                "Add it to the gradient before you choose the largest elements.",
             ),
-            "has what was kept, added after the elements were chosen": (
+            "contains the kept error, added only after the elements were chosen": (
                 mean([self._largest(w, own.abs())
                       for w, own in zip(whole, gradients, strict=True)]),
-                "Add it before.",
+                "Add it before you choose them.",
             ),
-            "has the gradient's values at the right places": (
+            "has the right places, but the gradient's values": (
                 mean([o * (part != 0) for o, part in zip(gradients, sent, strict=True)]),
                 "Send the values of gradient + error.",
             ),
-            "is this rank's elements alone": (sent[rank], ""),
-            "is this rank's elements alone, divided by the number of ranks": (
+            "contains this rank's elements alone": (sent[rank], ""),
+            "contains this rank's elements alone, divided by the number of ranks": (
                 sent[rank] / len(sent), ""
             ),
             "is that of the largest elements, not of the largest absolute values": (
@@ -106,11 +106,11 @@ class TopK(Compressed):
                 mean([each.abs() for each in sent]), "Send the elements with their signs."
             ),
             "counts only one rank where several send the same place": (
-                last / len(sent), "Add them up."
+                last / len(sent), "Add up their values."
             ),
             "is divided, at each place, by the number of ranks that sent it": (
                 mean(sent) * len(sent) / torch.clamp(count, min=1),
-                "The other ranks have 0 there: divide by all.",
+                "The other ranks have 0 there: divide by the number of all ranks.",
             ),
         }  # fmt: skip
 

@@ -109,10 +109,10 @@ class Clipping(WithGradients):
         once, held = self.squares(0, 0), self.squares()
         total, all_held = sum(map(sum, once)), sum(map(sum, held))
         squares: dict[str, tuple[float, str]] = {
-            "is that of what this rank holds": (
+            "is the norm of what this rank holds": (
                 held[stage][tensor], "Which groups have the rest?"
             ),
-            "counts parameters that are not sharded once on each tensor rank": (
+            "counts each replicated parameter on every tensor rank": (
                 sum(map(sum, self.squares(0, 1))), ""
             ),
             "counts the tied table on both of its stages": (
@@ -124,16 +124,18 @@ class Clipping(WithGradients):
             "counts shards only in part": (
                 all_held / self.sizes[2], "Each tensor rank has other elements, so add all."
             ),
-            "is that of this pipeline stage": (sum(once[stage]), "Add up all stages."),
+            "is the norm of this pipeline stage": (sum(once[stage]), "Add up all stages."),
             "lacks the shards of the other tensor ranks": (sum(row[tensor] for row in held), ""),
-            "counts each data rank": (
-                self.sizes[0] * total, "Data ranks have the same gradients: they count once."
+            "counts the gradients once for each data rank": (
+                self.sizes[0] * total, "All data ranks have the same gradients: count them once."
             ),
             "is the square of the norm": (total**2, ""),
             "is a sum of norms": (
                 sum(sqrt(sum(row)) for row in once) ** 2, "Squares add up, not norms."
             ),
-            "is the norm after clipping": (self.part**2 * total, "Return the norm before."),
+            "is the norm after clipping": (
+                self.part**2 * total, "Return the norm from before clipping."
+            ),
         }  # fmt: skip
         return {fact: (sqrt(square), advice) for fact, (square, advice) in squares.items()}
 

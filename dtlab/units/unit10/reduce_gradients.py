@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Due = dict[tuple[int, ...], int]  # bytes by the members of a group
 
+_PART_OF = "It should be that of one process: which ranks have a part of it?"
+
 
 class Reducing(WithGradients):
     """A call of `fn(parameters, groups)`; topic "data": that criterion judges all gradients."""
@@ -35,7 +37,7 @@ class Reducing(WithGradients):
         for rank, place, which, got in self.gradients(results):
             wanted = self.reduced(which, place)
             known = self._known(which, rank, place)
-            if wrong := difference(got, wanted, known, hint="Which ranks have a part?"):
+            if wrong := difference(got, wanted, known, hint=_PART_OF):
                 name = "tied" if which.tied else which.kind
                 kind = f"{'tied, ' * which.tied}{which.kind}"
                 yield (
@@ -55,12 +57,12 @@ class Reducing(WithGradients):
             "partial": "It should be the sum.",
         }[which.kind]
         known: dict[str, tuple[Tensor, str]] = {
-            "has this rank's tokens only": (
+            "comes from this rank's tokens only": (
                 self.mean(which, data, stages, here), f"Sum the parts over {sharers}."
             ),
             "has only this pipeline stage's part": (
                 self.mean(which, data, place[1:2], here),
-                f"Add both copies' gradients: {pipeline}.",
+                f"Add the gradients of both copies, which are in {pipeline}.",
             ),
             "is the mean of both copies": (
                 wanted / len(stages), "One process has their sum."
