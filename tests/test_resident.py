@@ -11,9 +11,18 @@ import pytest
 import torch
 
 from dtlab.checks.functions.trials import Observation, Trial
-from dtlab.ranks.record.resident_memory import TIMES, Count, bytes_of, count, give_back_at_once
+from dtlab.ranks.launch.launcher import launch
+from dtlab.ranks.record.resident_memory import (
+    TIMES,
+    Count,
+    _let_other_threads_run,
+    bytes_of,
+    count,
+    give_back_at_once,
+)
 from dtlab.units.unit05.stage_2 import LargeStage2
 from tests.staying import on_ranks
+from tests.test_waiting import Start, start  # noqa: F401
 
 MB = 1_000_000
 
@@ -156,24 +165,26 @@ def test_counts_without_the_work_between_them_are_no_evidence() -> None:
 
 def test_memory_that_an_answer_holds_before_its_use_hides_nothing_later() -> None:
     ballast = 2 * SIZE
-    start = (SIZE + ballast, SIZE + ballast)
+    begun = (SIZE + ballast, SIZE + ballast)
     stepped = (SIZE + 3 * SHARE + ballast, 6 * SIZE)
     reduced = (SIZE + 4 * SHARE + ballast, 6 * SIZE)
-    found = faults(FRESH, FRESH, start, stepped, reduced, later=reduced[0])
+    found = faults(FRESH, FRESH, begun, stepped, reduced, later=reduced[0])
     assert [one.partition(":")[0] for one in found] == ["optimizer"]
     assert "the kernel counts" in found[0]
 
 
-def held_by_a_thread_that_still_runs() -> None:
+def held_by_a_thread_without_a_cpu() -> None:
     def thread() -> None:
-        block = bytearray(64_000_000)
+        block = bytearray(64 * MB)
         block[:] = b"x" * len(block)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         started.set()
-        end = time.monotonic() + 0.5  # far longer than the pauses between the counts
-        while time.monotonic() < end:
+        end = time.thread_time() + 0.003
+        while time.thread_time() < end:  # takes far longer than the pauses between the counts
             pass
         del block
 
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     count()
     started = threading.Event()
     threading.Thread(target=thread).start()
@@ -181,8 +192,24 @@ def held_by_a_thread_that_still_runs() -> None:
     count()
 
 
-def test_a_count_waits_for_threads_that_may_still_hold_memory() -> None:
-    (asked,) = on_ranks(held_by_a_thread_that_still_runs, world_size=1).resident
+def test_a_count_waits_for_threads_that_wait_for_a_cpu(start: Start) -> None:  # noqa: F811
+    for _ in range(2):
+        start(min(os.sched_getaffinity(0)))
+    (asked,) = launch(held_by_a_thread_without_a_cpu, world_size=1).resident
     before, after = (min(asked[at : at + TIMES]) for at in (0, TIMES))
-    assert max(asked[TIMES : TIMES + 1]) > before + 50_000_000
-    assert after < before + 10_000_000
+    assert asked[TIMES] > before + 50 * MB
+    assert after < before + 10 * MB
+
+
+def test_a_count_does_not_wait_for_a_thread_that_runs() -> None:
+    ended = threading.Event()
+
+    def thread() -> None:
+        while not ended.is_set():
+            pass
+
+    threading.Thread(target=thread).start()
+    begun = time.monotonic()
+    _let_other_threads_run()
+    ended.set()
+    assert time.monotonic() - begun < 1.5

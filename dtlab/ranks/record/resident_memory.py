@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import socket
 import stat
@@ -32,7 +33,8 @@ __all__ = ["MOST", "TIMES", "Count", "bytes_of", "count", "counted", "give_back_
 
 TIMES = 3  # a thread of gloo may hold a tensor slightly longer than its operation lasts
 PAUSE = 0.02  # seconds between two measurements
-_LONGEST = 3.0  # seconds to wait for such a thread, which on a busy machine waits for a CPU
+_LONGEST = 2.0  # seconds to wait for such a thread, which on a busy machine waits for a CPU
+_MOMENT = 0.005  # seconds of a CPU, in which it gives a tensor back
 _M_MMAP_THRESHOLD = -3  # malloc.h
 MOST = 1000  # measurements that are stored for one rank
 
@@ -47,32 +49,46 @@ def count() -> None:
             if number:
                 time.sleep(PAUSE)
             if number == TIMES - 1:
-                _let_other_threads_finish()
+                _let_other_threads_run()
             with suppress(OSError, AttributeError):  # a system without this function
                 ctypes.CDLL(None).malloc_trim(0)  # returns free memory to the kernel
             line.send(protocol.COUNT)
             line.recv(1)
 
 
-def _let_other_threads_finish() -> None:
-    """Wait until no other thread of this process runs or waits for a CPU.
+def _let_other_threads_run() -> None:
+    """Wait until each thread of this process that waits for a CPU has had one for a moment.
 
     A thread of gloo that has not had a CPU since an operation ended still holds its tensors.
     """
     end = time.monotonic() + _LONGEST
-    while time.monotonic() < end and any(_is_running(thread) for thread in _other_threads()):
-        time.sleep(PAUSE)
+    waiting = {thread: _seconds(thread) for thread in _other_threads() if _wants_cpu(thread)}
+    while waiting and time.monotonic() < end:
+        time.sleep(_MOMENT)
+        waiting = {
+            thread: begun
+            for thread, begun in waiting.items()
+            if _wants_cpu(thread) and _seconds(thread) < begun + _MOMENT
+        }
 
 
 def _other_threads() -> list[str]:
     return [name for name in _names("/proc/self/task") if name != str(threading.get_native_id())]
 
 
-def _is_running(thread: str) -> bool:
+def _wants_cpu(thread: str) -> bool:
+    """Whether a thread runs or waits for a CPU."""
     with suppress(OSError, IndexError):
         text = Path(f"/proc/self/task/{thread}/stat").read_text()
-        return text.rpartition(")")[2].split()[0] == "R"  # also if it waits for a CPU
+        return text.rpartition(")")[2].split()[0] == "R"
     return False
+
+
+def _seconds(thread: str) -> float:
+    """The time that a thread has had a CPU."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+    return math.inf  # it has ended
 
 
 def give_back_at_once() -> None:
