@@ -101,24 +101,34 @@ def test_a_known_mistake_is_named_and_kept() -> None:
 
     known = {"is the mean": [1.0, 1.0], "is the sum, not the mean": ([10, 10], "Divide it.")}
     (criterion,) = practice(summed, returns=[5.0, 5.0], known=known).criteria
-    assert criterion.message.endswith(
-        "What your function returns is the sum, not the mean. Divide it."
-    )
+    assert criterion.message.endswith("The result is the sum, not the mean. Divide it.")
     assert criterion.mistake == "is the sum, not the mean"
 
 
+def returns_nothing() -> None:
+    pass
+
+
+def plus_one() -> int:
+    return returns_nothing() + 1  # type: ignore[func-returns-value, operator, no-any-return]
+
+
+def adds_nothing(value: int) -> int:
+    return value + None  # type: ignore[operator]
+
+
 def test_a_result_that_the_cell_cannot_use_is_a_sentence() -> None:
-    def returns_nothing() -> None:
-        pass
-
-    def plus_one() -> int:
-        return returns_nothing() + 1  # type: ignore[func-returns-value, operator, no-any-return]
-
     (criterion,) = practice(plus_one, returns=[3]).criteria
     assert criterion.message.endswith(
-        "plus_one calls your function, and plus_one cannot use the result here. Does your "
-        "function return what the text asks for, in that form?"
+        "plus_one calls returns_nothing. If this line uses what returns_nothing returns: is that "
+        "what the text asks for, in the form that it asks for?"
     )
+
+
+def test_a_function_that_calls_no_other_is_not_said_to_do_so() -> None:
+    (criterion,) = practice(adds_nothing, 1, returns=[3]).criteria
+    assert "TypeError" in criterion.message
+    assert "calls" not in criterion.message
 
 
 # What ranks print -------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.ranks.launch.launcher import launch
+from dtlab.ranks.record import resident_memory
 from dtlab.ranks.record.resident_memory import (
     TIMES,
     Count,
@@ -174,21 +175,29 @@ def test_memory_that_an_answer_holds_before_its_use_hides_nothing_later() -> Non
 
 
 def held_by_a_thread_without_a_cpu() -> None:
+    begins = threading.Event()
+
     def thread() -> None:
         block = bytearray(64 * MB)
         block[:] = b"x" * len(block)
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        started.set()
+        holds.set()
+        begins.wait()
         end = time.thread_time() + 0.003
-        while time.thread_time() < end:  # takes far longer than the pauses between the counts
+        while time.thread_time() < end:  # takes far longer than a count, for want of a CPU
             pass
         del block
 
+    def first_begins() -> None:
+        begins.set()
+        _let_other_threads_run()
+
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     count()
-    started = threading.Event()
+    holds = threading.Event()
     threading.Thread(target=thread).start()
-    started.wait()
+    holds.wait()
+    resident_memory._let_other_threads_run = first_begins
     count()
 
 

@@ -84,7 +84,7 @@ def practice(
     ]
     check = Check(
         trials=lambda seed: [Trial(len(case.wanted), [case]) for case in (first, *more)],
-        rules=(Rule("result", 1, Judging(_RIGHT, partial(_judged, name))),),
+        rules=(Rule("result", 1, Judging(_RIGHT, partial(_judged, name, _called_by(fn)))),),
         wrapped=True,
     )
     report = Report(name, tuple(check.run(name, fn)))
@@ -103,8 +103,8 @@ def _with_advice(
 _RIGHT = "the result is right"
 _UNUSABLE = ("TypeError", "AttributeError", "IndexError", "KeyError", "ValueError")
 _CANNOT_USE = (
-    "{0} calls your function, and {0} cannot use the result here. Does your function return what "
-    "the text asks for, in that form?"
+    "{0} calls {1}. If this line uses what {1} returns: is that what the text asks for, in the "
+    "form that it asks for?"
 )
 _RANKS = 7  # ranks whose results are shown besides the first wrong one
 _REPR = Repr()  # its attributes limit what is shown of a result
@@ -160,7 +160,7 @@ class _Returns(Case):
         """A line for the known mistake that gives these results; empty if none does."""
         for fact, wrong, advice in self.known:
             if _same(list(results), list(wrong)):
-                return Explanation(f"\nWhat your function returns {fact}. {advice}".rstrip(), fact)
+                return Explanation(f"\nThe result {fact}. {advice}".rstrip(), fact)
         return ""
 
     def _others(self, first: int, results: Sequence[Any]) -> list[str]:
@@ -173,12 +173,21 @@ class _Returns(Case):
         return [*lines[:_RANKS], "..."] if len(lines) > _RANKS else lines
 
 
-def _judged(name: str, seen: Sequence[Observation]) -> Verdict:
+def _called_by(fn: Any) -> str:
+    """The functions of the notebook that `fn` calls, in words; empty if it calls none."""
+    code, names = getattr(fn, "__code__", None), getattr(fn, "__globals__", {})
+    called = [names[name] for name in (code.co_names if code else ()) if name in names]
+    own = [one.__name__ for one in called if getattr(one, "__globals__", None) is names]
+    return " and ".join(own)
+
+
+def _judged(name: str, called: str, seen: Sequence[Observation]) -> Verdict:
     one = next((each for each in seen if each.mistakes), None)
     if one is None:
         return ok(by_luck(seen) or _RIGHT)
-    if one.failed_function == name and one.failure and one.failure.message.startswith(_UNUSABLE):
-        hint = _CANNOT_USE.format(name)
+    message = one.failure.message if one.failure and one.failed_function == name else ""
+    if called and message.startswith(_UNUSABLE):
+        hint = _CANNOT_USE.format(name, called)
     else:
         collectives = {*one.trace.ops()} - {"send", "recv", "barrier"} if one.trace else ()
         unused = "returns None" in one.mistakes[0] and min(collectives, default="")

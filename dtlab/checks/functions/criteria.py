@@ -169,7 +169,7 @@ def rule(
     def judged(seen: Seen) -> Verdict:
         if lacking := next((other for other in before if fault(seen, other)), ""):
             return waits_for(lacking)
-        if until := waits(seen):
+        if until := _until(waits, seen):
             return blocked(f"judged once {until}")
         shown = [trial for trial in seen if any(case.shows(name) for case in _cases(trial))]
         off_topic = [trial for trial in shown if on and not of_topic([trial], on)]
@@ -193,6 +193,14 @@ def rule(
 
     each = Judging(right, judged, alone is None, alone or (lambda _: ""))
     return Rule(name, points, each, after)
+
+
+def _until(waits: Callable[[Seen], str], seen: Seen) -> str:
+    """What a criterion waits for; nothing if results have the wrong types: then it is lost."""
+    try:
+        return waits(seen)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return ""
 
 
 def _unfinished(seen: Seen) -> str:
@@ -232,7 +240,7 @@ def _faults(observation: Observation, name: str) -> Iterator[str]:
             yield f"{trouble}\n{case.advice(trouble)}".rstrip()
         where = observation.trial.words(observation.stopped_in)
         before = case.faults_before_error()
-        yield from (f"{where}: {message}" for topic, message in before if topic == name)
+        yield from (f"{where}: " + message for topic, message in before if topic == name)
         return
     yield from (message for topic, message in _found(observation) if topic == name)
 

@@ -44,7 +44,7 @@ class Skipping(Chain):
 
 
 class Shifted(Chain):
-    """A chain with a parameter of its own, which belongs to none of its layers."""
+    """A chain that has one more parameter beside those of its layers."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__(sizes)

@@ -20,7 +20,7 @@ import inspect
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,10 +63,11 @@ class Case(ABC):
     It holds a seed rather than tensors; `str` describes it in words: "7 elements". It stays in the
     check's process, except for `on_rank`. A case that is `alone` does not concern several ranks,
     so messages mention none. `finished` are modules whose functions do not count as an answer;
-    `allowed` are names in them that do.
+    `allowed` are names in them that do. `advices` are hints by words of the message on a crash.
     """
 
     alone: ClassVar[bool] = False
+    advices: ClassVar[Mapping[str, str]] = {}
     finished: ClassVar[tuple[str, ...]] = ()
     allowed: ClassVar[tuple[str, ...]] = ()
 
@@ -127,7 +128,7 @@ class Case(ABC):
 
     def advice(self, trouble: str) -> str:
         """Returns a hint about the likely cause of a crash or hang in this case; may be empty."""
-        return ""
+        return next((hint for words, hint in self.advices.items() if words in trouble), "")
 
 
 @dataclass(frozen=True)

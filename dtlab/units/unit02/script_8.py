@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
@@ -32,6 +32,11 @@ class OnCards(Training):
     some launchers.
     """
 
+    advices: ClassVar = {
+        "device ordinal": "This rank requests a card that its node does not have. On every node, "
+        "the numbers of cards begin at 0."
+    }
+
     nodes: int = 1
     round: bool = False
 
@@ -39,14 +44,6 @@ class OnCards(Training):
         nodes = nodes_of(Cluster(self.nodes, 2))
         spread = "ranks assigned to nodes in turn" if self.round else "one node after the other"
         return f"{nodes}" + (f", {spread}" if self.nodes > 1 else "")
-
-    def advice(self, trouble: str) -> str:
-        if "device ordinal" not in trouble:
-            return ""
-        return (
-            "This rank requests a card that its node does not have. On every node, the numbers of "
-            "cards begin at 0."
-        )
 
     def place(self, rank: int) -> tuple[int, int]:
         """The node of a rank, and the rank's LOCAL_RANK."""

@@ -29,6 +29,29 @@ __all__ = ["FINISHED", "PART"]
 
 FINISHED = ("torch.utils.checkpoint", "dtlab.training.activation")
 
+_STAYS = (
+    "Inside forward, autograd does not record. Whatever you store on ctx or in save_for_backward "
+    "stays in memory."
+)
+_NOTICES = "The layer runs again on other numbers: ctx.save_for_backward checks its tensors."
+_OF_PARAMETERS = "torch.autograd.grad adds nothing to .grad; backward does."
+_ADVICE = {
+    "does not require grad": ("In backward, autograd records only inside torch.enable_grad()."),
+    "the output has no gradient": "Does forward detach it, or does apply not get the inputs?",
+    "incorrect number of gradients": (
+        "backward must return one value for each argument of forward except ctx: None for the "
+        "layer, and None for each input that needs no gradient."
+    ),
+    "only Tensors of floating point": "Set requires_grad only on inputs that had it before.",
+    "second time": "The second run uses the graph of the first: cut the inputs off with detach().",
+    "weight has not arrived": _OF_PARAMETERS,
+    "bias has not arrived": _OF_PARAMETERS,
+    "has not arrived": "Does the input of the second run get a gradient, and do you return it?",
+    "holds zeros": "Do you use the gradient of the output, which backward receives?",
+    "is off by": "Do you use the gradient of the output, which backward receives?",
+    "added twice": "Is the second run cut off from the graph of the first?",
+}
+
 
 @dataclass(frozen=True)
 class Recomputing(Faulty):
@@ -40,6 +63,7 @@ class Recomputing(Faulty):
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {}
+    advices: ClassVar = _ADVICE
 
     seed: int
     kinds: tuple[str, ...]
@@ -121,34 +145,6 @@ class Recomputing(Faulty):
             if wrong := difference(got, right, known):
                 return f"the gradient of {name} " + wrong
         return ""
-
-    def advice(self, trouble: str) -> str:
-        """A hint if the message itself does not show the cause; empty if there is none."""
-        return next((advice for words, advice in _ADVICE.items() if words in trouble), "")
-
-
-_STAYS = (
-    "Inside forward, autograd does not record. Whatever you store on ctx or in save_for_backward "
-    "stays in memory."
-)
-_NOTICES = "The layer runs again on other numbers: ctx.save_for_backward checks its tensors."
-_OF_PARAMETERS = "torch.autograd.grad adds nothing to .grad; backward does."
-_ADVICE = {
-    "does not require grad": ("In backward, autograd records only inside torch.enable_grad()."),
-    "the output has no gradient": "Does forward detach it, or does apply not get the inputs?",
-    "incorrect number of gradients": (
-        "backward must return one value for each argument of forward except ctx: None for the "
-        "layer, and None for each input that needs no gradient."
-    ),
-    "only Tensors of floating point": "Set requires_grad only on inputs that had it before.",
-    "second time": "The second run uses the graph of the first: cut the inputs off with detach().",
-    "weight has not arrived": _OF_PARAMETERS,
-    "bias has not arrived": _OF_PARAMETERS,
-    "has not arrived": "Does the input of the second run get a gradient, and do you return it?",
-    "holds zeros": "Do you use the gradient of the output, which backward receives?",
-    "is off by": "Do you use the gradient of the output, which backward receives?",
-    "added twice": "Is the second run cut off from the graph of the first?",
-}
 
 
 def _trials(seed: int) -> list[Trial]:

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.run import Program, TrainingRun, events_of
@@ -39,20 +39,17 @@ class ShardedRun(TrainingRun):
     also the memory outside of tensors.
     """
 
+    advices: ClassVar = {
+        "dtype": "A module computes in another dtype than its inputs have. The outputs of a layer "
+        "are the inputs of the next module: which policy sets their dtype, and which modules need "
+        "it?"
+    }
+
     width: int
     depth: int
     steps: int = 4
     watched: bool = True
     kept: bool = False
-
-    def advice(self, trouble: str) -> str:
-        if "dtype" not in trouble:
-            return ""
-        return (
-            "A module computes in another dtype than its inputs have. The outputs of a layer are "
-            "the inputs of the next module: which policy sets their dtype, and which modules need "
-            "it?"
-        )
 
     def __str__(self) -> str:
         layers = counted(self.depth, "layer")

@@ -47,6 +47,10 @@ class Running(Faulty):
 
     finished: ClassVar[tuple[str, ...]] = FINISHED
     also_shows: ClassVar = {"result": _OF_TURNS, "turns": _OF_TURNS}
+    advices: ClassVar = {
+        "rank 0 receives from": "In backward, a gradient comes from the next stage: receive it "
+        "from rank + 1."
+    }
 
     seed: int
     schedule: Schedule
@@ -54,11 +58,6 @@ class Running(Faulty):
     sizes: tuple[int, ...]
     width: int
     topic: str = "result"
-
-    def advice(self, trouble: str) -> str:
-        if "rank 0 receives from" not in trouble:
-            return ""
-        return "In backward, a gradient comes from the next stage: receive it from rank + 1."
 
     def __str__(self) -> str:
         return f"{self.name}, samples of the microbatches: {', '.join(map(str, self.sizes))}"

@@ -55,6 +55,10 @@ class Served(Faulty):
     alone: ClassVar[bool] = True
     finished: ClassVar[tuple[str, ...]] = ("dtlab.parallel.server.server",)
     also_shows: ClassVar = {"updates": ("snapshot",), "waits": ("version",)}
+    advices: ClassVar = {
+        "did not finish": "A call of your server keeps the event loop to itself, so no other call "
+        "of the actor can run. Wait with await: `await condition.wait_for(...)`."
+    }
 
     seed: int
     topic: str
@@ -66,14 +70,6 @@ class Served(Faulty):
     def __str__(self) -> str:
         how = "synchronous" if self.staleness is None else f"staleness {self.staleness}"
         return f"{self.workers} worker{'s' * (self.workers > 1)}, {how}"
-
-    def advice(self, trouble: str) -> str:
-        if "did not finish" not in trouble:
-            return ""
-        return (
-            "A call of your server keeps the event loop to itself, so no other call of the actor "
-            "can run. Wait with await: `await condition.wait_for(...)`."
-        )
 
     def drawn(self, worker: int, step: int) -> Named:
         """The gradients of a worker in a step; of worker -1, the parameters."""
