@@ -42,6 +42,18 @@ def test_the_simple_versions_and_the_engines_do_not_import_each_other() -> None:
     assert not graph.find_modules_that_directly_import("dtlab.simple")
 
 
+def test_parts_compare_values_by_the_kit() -> None:
+    """`difference` and `same` of dtlab/checks/comparison.py, so that messages are alike."""
+    own = re.compile(r"\.equal\(|torch\.(equal|isclose|allclose|testing)|\.(allclose|isclose)\(")
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in sorted((ROOT / "dtlab" / "units").rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if own.search(line.replace("math.isclose(", ""))
+    ]
+    assert not found
+
+
 def drawing() -> list[list[str]]:
     """The floors of the house in docs/architecture.md, from the top: what each line names."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")

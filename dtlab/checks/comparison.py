@@ -21,7 +21,7 @@ from dtlab.checks.words import Explanation, mistake_of
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["NEAR", "Known", "close", "difference", "of_others", "pieces_of"]
+__all__ = ["NEAR", "Known", "close", "difference", "of_others", "pieces_of", "same"]
 
 NEAR = 1e-3  # relative to an element; rounding errors are about 1e-6
 _OF_LARGEST = 1e-2  # times the relative tolerance, of the largest element, for small elements
@@ -70,6 +70,19 @@ def _off(got: Tensor, wanted: Tensor, start: Tensor) -> float:
     """The distance from `got` to `wanted`, as a share of that from `start` to `wanted`."""
     way = float((wanted.double() - start.double()).norm())
     return float((got.double() - wanted.double()).norm()) / max(way, _TINY)
+
+
+def same(got: Any, other: Any, dtype: bool = False) -> bool:
+    """Whether two values are equal to the last bit; with `dtype`, tensors of one dtype only.
+
+    It says what has changed, what was copied and what was exchanged. Results are compared with the
+    right ones by `difference`.
+    """
+    import torch
+
+    if isinstance(got, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (not dtype or got.dtype == other.dtype) and got.equal(other)
+    return type(got) is type(other) and bool(got == other)
 
 
 def difference(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import Groups, draw_groups, group_argument
 from dtlab.checks.functions.trials import Case
@@ -186,11 +187,9 @@ class Call(Case):
         members = self.members(rank, len(inputs))
         parts = {other: self.part(tensor, members, rank) for other, tensor in inputs.items()}
         sentence = wrong_sum(answer.result, parts, self.wanted(members))
-        if sentence and answer.returned is None and answer.result.equal(inputs[rank]):
+        if sentence and answer.returned is None and same(answer.result, inputs[rank]):
             return f"{sentence}\n{self.unchanged}"
-        is_right = answer.returned is not None and answer.returned.equal(
-            total(parts, self.wanted(members))
-        )
+        is_right = same(answer.returned, total(parts, self.wanted(members)))
         if not sentence or not is_right:
             return sentence
         return (
@@ -343,10 +342,10 @@ class ReduceScatter(Call):
         here = f"group rank {index}" if self.groups else f"rank {index}"
         if (result == self.before).all():
             return "`output` is unchanged: write the sum into it."
-        if (result - self.before).equal(chunks[index]):
+        if same(result - self.before, chunks[index]):
             return "this is the sum plus the old content of `output`: overwrite `output`."
         for number, chunk in enumerate(chunks):
-            if result.equal(chunk):
+            if same(result, chunk):
                 return (
                     f"this is chunk {number} of the sum, and {here} must have chunk {index}. "
                     "A chunk makes N-1 hops and must end on the rank with its number: chunk c "
@@ -354,7 +353,7 @@ class ReduceScatter(Call):
                     "rank - 1."
                 )
             for each in members if number != index else ():
-                if result.equal(chunk + inputs[each].chunk(len(members))[number]):
+                if same(result, chunk + inputs[each].chunk(len(members))[number]):
                     return (
                         f"this is chunk {number} of the sum, with the chunk of rank {each} twice, "
                         f"and {here} must have chunk {index}. After N-1 rounds a chunk contains "
@@ -377,7 +376,7 @@ class ReduceScatter(Call):
         """The first rank on which the call has changed `input`, which it must only read."""
         for rank, before in self.inputs(len(results)).items():
             after = results[rank].input
-            if after is not None and not after.equal(before):
+            if after is not None and not same(after, before):
                 return rank
         return None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.functions.values import labelled
@@ -20,7 +21,6 @@ from dtlab.units.unit01.fixes import (
     are_tensors,
     fix_program,
     name_of,
-    same,
     strangers,
     traffic,
 )
@@ -62,7 +62,7 @@ class Blocks(Returning):
                 yield "result", f"rank {rank}: {message}"
                 return
             for place, block in enumerate(blocks[first : first + self.per_node]):
-                if not same(got[place], block):
+                if not same(got[place], block, dtype=True):
                     name = name_of(got[place], blocks, "the block of rank {}")
                     yield "result", f"rank {rank}: place {place} holds {name}."
 

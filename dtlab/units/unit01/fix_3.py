@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.functions.values import labelled, total, wrong_sum
 from dtlab.checks.parts import Part
 from dtlab.checks.questions.waits import judge_waits
 from dtlab.predict.units import counted
-from dtlab.units.unit01.fixes import BYTES, ELEMENTS, all_reduced, fix_program, same, traffic
+from dtlab.units.unit01.fixes import BYTES, ELEMENTS, all_reduced, fix_program, traffic
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,7 @@ class Grid(Faulty):
                 parts = {other: inputs[other][which] for other in ranks}
                 wrong = wrong_sum(noted[name], parts, members)
                 swapped = total(parts, column if members is row else row)
-                if wrong and same(noted[name], swapped):
+                if wrong and same(noted[name], swapped, dtype=True):
                     wrong += " Sum the outputs over the row, and the gradients over the column."
                 if wrong:
                     yield "result", f"rank {rank}, {name}: {wrong}"

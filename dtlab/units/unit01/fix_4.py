@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.values import labelled
@@ -20,7 +21,6 @@ from dtlab.units.unit01.fixes import (
     compared,
     fix_program,
     name_of,
-    same,
     strangers,
     traffic,
 )
@@ -62,7 +62,7 @@ class Strips(Returning):
                 return
             for place in range(rows):
                 wanted = (rank * self.height + place - 1) % len(field)
-                if not same(got[place], field[wanted]):
+                if not same(got[place], field[wanted], dtype=True):
                     name = name_of(got[place], field, "row {} of the field")
                     message = f"rank {rank}: place {place} holds {name}, not row {wanted}."
                     yield "result", message
@@ -92,7 +92,7 @@ def _misjudged(run: Observation, diagnosis: Mapping[str, Any]) -> str:
         if row is None:
             return f"{short(answer)} is not the number of a row, for rank {rank}. {_FORM}"
         got = run.results[0][rank]["returned"][0]
-        if not (0 <= row < len(field) and same(got, field[row])):
+        if not (0 <= row < len(field) and same(got, field[row], dtype=True)):
             return f"rank {rank} does not have row {row} on top. Which row does it receive first?"
     return ""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.functions.values import labelled, total, wrong_sum
@@ -20,7 +21,6 @@ from dtlab.units.unit01.fixes import (
     are_tensors,
     compared,
     fix_program,
-    same,
     traffic,
 )
 
@@ -72,14 +72,15 @@ class Columns(Returning):
                 wrong = wrong_sum(table[:, column], parts, list(tables))
                 if wrong:
                     why = _NOT_CONTIGUOUS * self._in_memory_order(table, tables, rank)
-                    why = _UNCHANGED if same(table, tables[rank]) else why
+                    why = _UNCHANGED if same(table, tables[rank], dtype=True) else why
                     yield "result", f"rank {rank}, column {column}: {wrong}{why}"
-            if not same(table[:, 2], tables[rank][:, 2]):
+            if not same(table[:, 2], tables[rank][:, 2], dtype=True):
                 message = "column 2 has changed. Each rank must keep its own column 2."
                 yield "result", f"rank {rank}: {message}"
-            if not are_tensors([samples], 1) or not same(samples.view(-1), wanted.view(-1)):
+            is_tensor = are_tensors([samples], 1)
+            if not is_tensor or not same(samples.view(-1), wanted.view(-1), dtype=True):
                 message = "return the number of samples of all ranks, as before."
-                if are_tensors([samples], 1) and (samples == len(results) * wanted).all():
+                if is_tensor and (samples == len(results) * wanted).all():
                     message += " You sum them once more, after column 1 holds the sum."
                 yield "result", f"rank {rank}: {message}"
 
@@ -95,7 +96,7 @@ class Columns(Returning):
                 summed = total({other: row[part] for other, row in rows.items()}, list(rows))
                 for row in rows.values():
                     row[part] = summed
-            if same(table.flatten(), rows[rank]):
+            if same(table.flatten(), rows[rank], dtype=True):
                 return True
         return False
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import UNANSWERED, Check, Verdict, blocked, lost, ok
 from dtlab.checks.functions.criteria import Faulty, Seen, rule
 from dtlab.checks.functions.trials import Observation, Trial
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dtlab.trace import Trace
 
 __all__ = ["BYTES", "ELEMENTS", "Returning", "all_reduced", "are_tensors", "compared",
-           "fix_program", "name_of", "same", "strangers", "traffic"]  # fmt: skip
+           "fix_program", "name_of", "strangers", "traffic"]  # fmt: skip
 
 ELEMENTS = 1 << 16  # of float32, in the trials that measure traffic: 262 kB
 BYTES = 4 * ELEMENTS
@@ -88,14 +89,9 @@ def are_tensors(value: Any, count: int) -> bool:
     )
 
 
-def same(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Whether shape, dtype and all elements are equal."""
-    return got.shape == wanted.shape and got.dtype == wanted.dtype and got.equal(wanted)
-
-
 def name_of(got: torch.Tensor, blocks: Sequence[torch.Tensor], name: str) -> str:
     """The block that `got` equals, as text: `name` formatted with the block's number."""
-    numbers = [number for number, block in enumerate(blocks) if same(got, block)]
+    numbers = [number for number, block in enumerate(blocks) if same(got, block, dtype=True)]
     return name.format(numbers[0]) if numbers else "other values"
 
 

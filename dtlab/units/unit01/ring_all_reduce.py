@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Seen
 from dtlab.checks.functions.trials import Observation, Trial
@@ -76,7 +77,7 @@ def _holds_no_sum(run: Observation) -> bool:
     for call, results in zip(calls_of(run), run.results, strict=False):
         parts = [call.input(rank).tensor_split(len(ranks)) for rank in ranks]
         for number, chunk in enumerate(results[0].result.tensor_split(len(ranks))):
-            if not any(chunk.equal(part[number]) for part in parts):
+            if not any(same(chunk, part[number]) for part in parts):
                 return False
     return bool(run.results)
 
@@ -93,9 +94,10 @@ def _has_only_first_half(run: Observation) -> bool:
     got = run.results[0][0].result.tensor_split(len(ranks))
     return any(
         all(
-            got[(first + number * step) % len(ranks)].equal(
+            same(
+                got[(first + number * step) % len(ranks)],
                 sum(parts[-other * step][(first + number * step) % len(ranks)]
-                    for other in ranks[: len(ranks) - number])
+                    for other in ranks[: len(ranks) - number]),
             )
             for number in ranks
         )

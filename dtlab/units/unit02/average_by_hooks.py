@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
 from dtlab.checks.functions.groups import draw_groups, members_of
@@ -64,9 +65,9 @@ class Beginning(Training):
         for rank, got in enumerate(results):
             first = members_of(self.groups, rank, len(results))[0]
             for name, wanted in initial[first].items():
-                if got[name].equal(wanted):
+                if same(got[name], wanted):
                     continue
-                equal = [other for other in ranks if got[name].equal(initial[other][name])]
+                equal = [other for other in ranks if same(got[name], initial[other][name])]
                 owner = f"rank {equal[0]}" if equal else "no rank"
                 owner = "this rank" if rank in equal else owner
                 text = f"this is {owner}'s initial value, and must be rank {first}'s."

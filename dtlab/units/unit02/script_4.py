@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import Seen, Training
@@ -60,7 +61,7 @@ def other_steps(case: Damaged, results: Sequence[Seen], run: Observation) -> str
         if not rows.isfinite().all():
             return f"NaN is in the parameters of rank {rank}. Which gradients did it step with?"
         for step, spoilt in enumerate(case.spoilt(results)):
-            if spoilt == rows[step].equal(rows[step + 1]):
+            if spoilt == same(rows[step], rows[step + 1]):
                 continue
             verb = "makes" if spoilt else "leaves out"
             losses = "a loss is NaN" if spoilt else "all losses are finite"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.cases import Seen, Training
@@ -34,9 +35,9 @@ def _not_as_one_process(case: Training, results: Sequence[Seen], run: Observatio
         begin, middle, end = (
             row[:frozen] for row in (result.before[0], result.before[per_epoch], result.after)
         )
-        if not middle.equal(begin):
+        if not same(middle, begin):
             return f"on rank {rank} layer 0 changes in epoch 0, in which it must be frozen."
-        if end.equal(middle):
+        if same(end, middle):
             return f"on rank {rank} layer 0 does not change after epoch 0."
         if off(result.after, wanted, case.start(0)) >= NEAR:
             return (

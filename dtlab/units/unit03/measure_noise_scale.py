@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dtlab.checks.comparison import Known, difference
+from dtlab.checks.comparison import Known, difference, same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -222,7 +222,7 @@ class Measuring(Reducing):
         total = sum(every[1:], every[0])
         for rank, result in enumerate(results):
             after = result["gradient"]
-            if not after.equal(every[rank]):
+            if not same(after, every[rank]):
                 known = {
                     "is the sum over the ranks": total,
                     "is the mean over the ranks": total / len(every),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen, rule
 from dtlab.checks.functions.trials import Trial
@@ -175,7 +176,7 @@ class Rehearsal(Faulty):
         return {"copy": fn(given, digits(), 0)[2]}
 
     def faults(self, results: Sequence[Noted]) -> Iterator[Fault]:
-        if not all(result["copy"].equal(results[0]["copy"]) for result in results):
+        if not all(same(result["copy"], results[0]["copy"]) for result in results):
             yield (
                 "traffic",
                 f"gradients are averaged in the microbatches {self.plan['travel_in']} of "

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Rule
 from dtlab.checks.functions.criteria import Objection, rule
 from dtlab.checks.functions.trials import Observation, Trial
@@ -133,7 +134,7 @@ def moved_within_an_update(case: Training, results: Sequence[Seen], run: Observa
     rows = results[0].before
     for place in range(1, len(rows)):
         number = place % case.passes
-        if number and not rows[place].equal(rows[place - 1]):
+        if number and not same(rows[place], rows[place - 1]):
             return (
                 f"the parameters change within an update, before its microbatch {number + 1} of "
                 f"{case.passes}. The optimizer must step once, after the last one."

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Fault, Noted, Seen, of_topic
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import Groups, groups_in_words, process_group
@@ -141,7 +142,6 @@ class Accumulating(Reducing):
 
     @staticmethod
     def on_rank(fn: Callable[..., Any], given: Arguments) -> dict[str, Any]:
-        import torch
 
         from dtlab.trace import span
         from dtlab.units.unit03.graphs import Graphs
@@ -155,7 +155,7 @@ class Accumulating(Reducing):
                 with span("step"), graphs.watched() as passes:
                     loss = fn(model, loss_sum, micro_batches)
                 gradients = gradients_of(module)
-                moved = not all(map(torch.equal, module.parameters(), before))
+                moved = not all(map(same, module.parameters(), before))
                 notes.append((gradients, plain_value(loss), passes, moved))
                 sgd_step(module, [gradients])
         return {"steps": notes, "finished": sorted(finished)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -178,7 +179,7 @@ class Mastered(Faulty):
         if not float(way.norm()):
             return "the masters do not change. Does the optimizer step, and with gradients?"
         pairs = zip(step["masters"], step["parameters"], strict=True)
-        if all(master.equal(parameter) for master, parameter in pairs):
+        if all(same(master, parameter) for master, parameter in pairs):
             return f"the masters have no more digits than {self.dtype}: they should be fp32."
         factor = float((way * wanted).sum() / wanted.square().sum())
         if self.scale != 1 and abs(factor / self.scale - 1) < 0.1:

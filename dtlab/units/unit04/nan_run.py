@@ -16,6 +16,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation, Trial
 from dtlab.checks.programs.cases import OnDigits, Seen, Training
@@ -57,7 +58,7 @@ def _made_steps(case: Training, results: Sequence[Seen]) -> list[MadeStep]:
     for number, (begin, end, step) in enumerate(
         zip(rank_0.before, ends, steps_of(case, results), strict=False)
     ):
-        if end.equal(begin):
+        if same(end, begin):
             continue
         got = (begin - end) / rate - _MOMENTUM * velocity
         velocity = (begin - end) / rate
@@ -218,7 +219,7 @@ def _skips_again(case: Training, results: Sequence[Seen], run: Observation) -> s
     """A message if a later epoch skips more steps than occasional overflows explain."""
     rank_0 = results[0]
     ends = [*rank_0.before[1:], rank_0.after]
-    skipped = [end.equal(begin) for begin, end in zip(rank_0.before, ends, strict=True)]
+    skipped = [*map(same, rank_0.before, ends)]
     each = len(skipped) // case.epochs
     for epoch in range(1, case.epochs):
         count = sum(skipped[epoch * each : (epoch + 1) * each])

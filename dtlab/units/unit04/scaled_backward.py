@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -147,7 +148,7 @@ class Backwards(Faulty):
                 f"the optimizer stepped {counted(result['steps'], 'time')}. The caller does that.",
             )
         before = _tensors(drawn_seed(self.seed))[1:5]
-        if not all(new.equal(old) for new, old in zip(result["parameters"], before, strict=False)):
+        if not all(map(same, result["parameters"], before)):
             yield "unscaled", "a parameter has changed. Divide only its gradient."
 
     def _why_scaled(self, factors: Sequence[float]) -> str:

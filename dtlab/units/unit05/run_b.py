@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import rule
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.run import events_of, other_losses, other_steps
@@ -50,7 +51,7 @@ def _not_in_16_bits(case: ShardedRun, results: list[Any], run: Observation) -> s
                 f"layers compute in {' and '.join(result['inputs'])} on rank {rank}, not bfloat16."
             )
         losses = torch.tensor(result["losses"])
-        if bool(losses.bfloat16().float().equal(losses)):
+        if same(losses.bfloat16().float(), losses):
             return "the losses have no more digits than bfloat16: outputs must be float32."
     wide = sum("32" in dtype for dtype in dtypes_of(run, "all_gather"))
     if wide:

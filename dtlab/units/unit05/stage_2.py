@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.comparison import Known, close, difference
+from dtlab.checks.comparison import Known, close, difference, same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Noted, rule, traffic
 from dtlab.checks.functions.nets import Net
@@ -151,7 +151,7 @@ class Owned(OnBlock):
             if wrong := difference(got, wanted, known, start=start, hint=hint):
                 yield self.guilty, f"rank {rank}: after {_STEPS} steps of Adam the block " + wrong
                 return
-            if not got.equal(ends[0]):
+            if not same(got, ends[0]):
                 yield self.guilty, f"ranks 0 and {rank} differ in bits. Which rank owns which?"
         share = 4 * -(-self.elements // len(results))
         for rank, result in enumerate(results if self.topic == "large" else ()):
@@ -233,7 +233,7 @@ def _origin(got: Tensor, start: Tensor, ranks: int) -> str:
     """Explains from which values the first wrong share started; empty if from its own."""
     shares = start.chunk(ranks)
     for rank, share in enumerate(got.chunk(ranks)):
-        if share.equal(shares[rank]):
+        if same(share, shares[rank]):
             return f" The share of rank {rank} is as at the start: do you all-gather the shares?"
         near = float((share - shares[rank]).abs().mean()) / 2
         if float(share.abs().mean()) < near:

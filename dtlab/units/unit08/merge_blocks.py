@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.comparison import Known, difference
+from dtlab.checks.comparison import Known, difference, same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -88,7 +88,7 @@ class Merging(Faulty):
                 named = {"q": q, "k": k, "v": v}
                 before = {name: tensor.clone() for name, tensor in named.items()}
                 found = fn(out, total, q, k, v)
-                same = {name: named[name].equal(before[name]) for name in named}
+                same = {name: same(named[name], before[name]) for name in named}
                 changed = changed or next((name for name in named if not same[name]), "")
                 q, k, v = (named[name].copy_(before[name]) for name in named)
                 if not isinstance(found, tuple | list) or len(found) != 2:

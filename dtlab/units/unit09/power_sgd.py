@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtlab.checks.comparison import Known, close
+from dtlab.checks.comparison import Known, close, same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, rule
 from dtlab.checks.functions.trials import Observation, Trial
@@ -106,7 +106,7 @@ class PowerSGD(Compressed):
         q, needed = after["q"], "The columns of the new Q are the start of the next step."
         if self.topic == "dependent" or not mean.isfinite().all():
             return
-        if q.equal(before["q"]):
+        if same(q, before["q"]):
             yield "warm", f"q {AS_IT_WAS}. {CHANGE}"
         elif q.shape != before["q"].shape or not q.isfinite().all():
             yield "warm", f"q has shape {list(q.shape)}, or NaN. {needed}"

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.trials import Trial
 from dtlab.checks.programs.training import Scene, proof, script_part
@@ -231,7 +232,7 @@ def first_difference(run: Any, other: Any, begin: int) -> str:
     for step in range(begin, len(run["before"])):
         for key, what in words.items():
             found = other[key][step - begin : step - begin + 1]
-            if found and not found[0].equal(run[key][step]):
+            if found and not same(found[0], run[key][step]):
                 is_end = step == len(run["samples"])
                 return "its final parameters are others" if is_end else f"in step {step} {what}"
     return ""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.finished import finished_calls
@@ -293,7 +294,7 @@ def differences(state: Any, right: Any, step: int, is_loaded: bool = False) -> l
     when = f"before step {step}" + " (the first after loading)" * is_loaded
     for criterion, name, words in _STATE:
         got, wanted = state[name], right[name]
-        if not (got.equal(wanted) if hasattr(wanted, "equal") else got == wanted):
+        if not same(got, wanted):
             shown = f" ({got:g}, not {wanted:g})" if isinstance(wanted, int | float) else ""
             text = f"{when}, {words} not that of the run without a kill{shown}."
             found.setdefault(criterion, text)

@@ -18,6 +18,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.checks import Check
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, rule
 from dtlab.checks.functions.trials import Trial, drawn_seed
@@ -169,7 +170,7 @@ class Divided(Faulty):
             yield "pull", f"pull returns {sorted(pulled)}. All parameters in one dict are due."
         elif any(tensor is None for tensor in pulled.values()):
             yield "pull", "pull returns something other than tensors. Get what the calls return."
-        elif not all(pulled[name].equal(wanted[name] + self.moved(step)) for name in wanted):
+        elif not all(same(pulled[name], wanted[name] + self.moved(step)) for name in wanted):
             yield "pull", "pull returns other values than the servers sent."
 
     def _wrong_push(
@@ -186,7 +187,7 @@ class Divided(Faulty):
                 yield "push", f"server {call['of']} does not get the gradient of {lacking[0]}."
                 return
             got = call["gradients"]
-            if wrong := [name for name in names if not got[name].equal(gradients[name])]:
+            if wrong := [name for name in names if not same(got[name], gradients[name])]:
                 yield "push", f"server {call['of']} gets a wrong gradient of {wrong[0]}."
                 return
             sent += call["bytes"]
@@ -232,9 +233,7 @@ class Divided(Faulty):
             )
 
     def _is_data(self, value: Any) -> bool:
-        data = self.data
-        is_like = getattr(value, "shape", None) == data.shape and value.dtype == data.dtype
-        return is_like and bool(value.equal(data))
+        return same(value, self.data, dtype=True)
 
 
 def _wrong_calls(
