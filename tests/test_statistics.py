@@ -121,7 +121,10 @@ def printed(
     for one in records:
         verdicts.write(folder, one)
     assert main(["statistics", "week-1", "--course", str(folder)]) == 0
-    return capsys.readouterr().out.splitlines()
+    *lines, empty, page = capsys.readouterr().out.splitlines()
+    assert not empty
+    assert page.startswith("Who made which mistake is in")
+    return lines
 
 
 def test_the_known_mistakes_of_a_criterion_are_counted_below_it(
@@ -146,6 +149,26 @@ def test_an_answer_that_cannot_be_used_is_no_known_mistake(
     lines = printed(tmp_path, CLASS, capsys)
     assert lines[4] == "       2  (no known mistake: ben, dan)"
     assert lines[6] == "       2  (no known mistake: cyd, dan)"
+
+
+def test_a_page_says_who_made_which_mistake_and_leads_to_feedback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin_course(tmp_path)
+    feedback = tmp_path / "feedback"
+    (feedback / "student-05" / "week-1").mkdir(parents=True)
+    (feedback / "student-05" / "week-1" / "level-2.html").write_text("")
+    odd = record("<b>eve", criterion("bytes", 6, "lost", "m", "<i>sends</i> & waits"))
+    printed(tmp_path, [*thirty(), odd], capsys)
+    text = (feedback / "week-1.html").read_text(encoding="utf-8")
+    page = " ".join(text.split())
+    assert "31 submissions." in page
+    link = '<a href="student-05/week-1/level-2.html">student-05</a>'
+    assert f"frees nothing: {link} </td>" in page
+    assert "sends whole parameters: student-07, student-08 </td>" in page
+    assert "No known mistake: student-01, student-02, student-03, student-04 </td>" in page
+    assert "&lt;i&gt;sends&lt;/i&gt; &amp; waits: &lt;b&gt;eve </td>" in page
+    assert 'src="data:image/png;base64,' in page
 
 
 def test_what_a_mistake_or_a_name_contains_does_not_steer_the_terminal(

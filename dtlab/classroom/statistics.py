@@ -1,8 +1,10 @@
-"""Statistics of a class by part, by criterion and by known mistake, as a table and a figure.
+"""Statistics of a class by part, by criterion and by known mistake, as a table and as a page.
 
     dtlab statistics week-1 --figure lost.png
 
-It reads the records of `dtlab grade` in verdicts/ and does not judge again.
+It reads the records of `dtlab grade` in verdicts/ and does not judge again. The page is
+feedback/week-1.html. It names students and is for the instructor: nbgrader hands out the folders
+of students only.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from jinja2 import Environment
 
 from dtlab.classroom import verdicts
 from dtlab.classroom.judging.judge import PartVerdict
@@ -23,7 +28,8 @@ from dtlab.errors import DtlabError
 if TYPE_CHECKING:
     from dtlab.show.drawing.style import Figure
 
-__all__ = ["CriterionCount", "PartStatistics", "figure_of", "statistics", "statistics_of"]
+__all__ = ["CriterionCount", "PartStatistics", "figure_of", "page_of", "statistics",
+           "statistics_of"]  # fmt: skip
 
 
 _LOST = "#B3261E"  # the colour of "lost" in reports
@@ -35,8 +41,8 @@ _MANY = 3  # most mistakes below a criterion, and most names in a line
 class CriterionCount:
     """The number of students who earned a criterion, lost it, had it blocked, or left it open.
 
-    `mistakes` are the known mistakes that lost it, each with the number of students, the most
-    frequent first. `unmatched` are the students who lost it by no known mistake.
+    `mistakes` are the known mistakes that lost it, each with its students, the most frequent
+    first. `unmatched` are the students who lost it by no known mistake.
     """
 
     name: str
@@ -46,7 +52,7 @@ class CriterionCount:
     blocked: int
     message: str  # the most frequent message of lost points
     open: int = 0
-    mistakes: tuple[tuple[str, int], ...] = ()
+    mistakes: tuple[tuple[str, tuple[str, ...]], ...] = ()
     unmatched: tuple[str, ...] = ()
 
     @property
@@ -69,9 +75,9 @@ class PartStatistics:
 def statistics(
     assignment: str, *, course: Path | None = None, figure: Path | None = None
 ) -> Iterator[str]:
-    """Yields the lines of the table; writes the figure to `figure`, as PNG, if given.
+    """Yields the lines of the table; writes the page, and the figure to `figure`, if given.
 
-    Raises `DtlabError` if no submission of the assignment has been graded.
+    The figure is a PNG. Raises `DtlabError` if no submission of the assignment has been graded.
     """
     folder = course_folder(course)
     records = list(verdicts.read_all(folder, assignment))
@@ -82,10 +88,14 @@ def statistics(
         )
     parts = statistics_of(records)
     yield from _table(parts, len(records))
+    page = folder / "feedback" / f"{assignment}.html"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(page_of(assignment, parts, records, page.parent), encoding="utf-8")
+    yield f"\nWho made which mistake is in {page}, a page for you only."
     if figure is not None:
         figure.parent.mkdir(parents=True, exist_ok=True)
         figure.write_bytes(figure_of(assignment, parts).to_png())
-        yield f"\nThe figure is in {figure}."
+        yield f"The figure is in {figure}."
 
 
 def statistics_of(records: Sequence[verdicts.Record]) -> list[PartStatistics]:
@@ -119,10 +129,15 @@ def _of_part(name: str, of_students: Sequence[tuple[str, PartVerdict]]) -> PartS
         states = [criterion.status for criterion in criteria]
         earned, blocked, left = (states.count(state) for state in ("ok", "blocked", "open"))
         losses = list(_losses(rule, of_students))
-        mistakes = Counter(mistake for _, mistake in losses if mistake).most_common()
-        unmatched = tuple(student for student, mistake in losses if not mistake)
+        counted = Counter(mistake for _, mistake in losses).most_common()
+        students = {
+            mistake: tuple(student for student, made in losses if made == mistake)
+            for mistake, _ in counted
+        }
+        unmatched = students.pop("", ())
         counts.append(CriterionCount(
-            rule, points, earned, len(losses), blocked, most, left, tuple(mistakes), unmatched
+            rule, points, earned, len(losses), blocked, most, left, tuple(students.items()),
+            unmatched,
         ))  # fmt: skip
     scores = tuple(part.score for part in judged)
     return PartStatistics(name, judged[0].max_score, scores, tuple(counts))
@@ -162,10 +177,10 @@ def _table(parts: Sequence[PartStatistics], students: int) -> Iterator[str]:
 
 def _mistakes(criterion: CriterionCount) -> Iterator[tuple[int, str]]:
     """Yields a number of students, and the known mistake by which they lost the criterion."""
-    for mistake, count in criterion.mistakes[:_MANY]:
-        yield count, _first_line(mistake)
+    for mistake, students in criterion.mistakes[:_MANY]:
+        yield len(students), _first_line(mistake)
     if rare := criterion.mistakes[_MANY:]:
-        yield sum(count for _, count in rare), "(other known mistakes)"
+        yield sum(len(students) for _, students in rare), "(other known mistakes)"
     if students := criterion.unmatched:
         names = [fitted(clean(name), LONGEST_NAME).rstrip() for name in students[:_MANY]]
         more = f" and {len(students) - _MANY} more" * (len(students) > _MANY)
@@ -214,3 +229,87 @@ def figure_of(assignment: str, parts: Sequence[PartStatistics]) -> Figure:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     return figure
+
+
+def page_of(
+    assignment: str,
+    parts: Sequence[PartStatistics],
+    records: Sequence[verdicts.Record],
+    folder: Path,
+) -> str:
+    """Returns the page in HTML: the figure, and who made which mistake.
+
+    Names of students are links to their pages of feedback where `folder` has these.
+    """
+    pages = {
+        (record.student, part.part): f"{record.student}/{assignment}/{notebook}.html"
+        for record in records
+        for notebook, judged in record.notebooks.items()
+        for part in judged
+    }
+    links = {key: quote(path) for key, path in pages.items() if (folder / path).is_file()}
+    figure = figure_of(assignment, parts).to_html()
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_PAGE)
+    page.globals.update(mean=mean, median=median, first_line=_first_line, links=links)
+    return page.render(assignment=assignment, parts=parts, students=len(records), figure=figure)
+
+
+_PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ assignment }}: what the class got wrong</title>
+<style>
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; vertical-align: top; padding: .3rem 1rem .3rem 0 }
+thead th { border-bottom: 1px solid }
+.number { text-align: right; width: 4rem; font-variant-numeric: tabular-nums }
+.mistake td, .mistake th { font-weight: normal; padding-top: 0 }
+img { max-width: 100%; height: auto }
+</style>
+</head>
+<body>
+{% macro names(students, part) %}
+{% for student in students %}
+{% set link = links.get((student, part)) %}
+{% if link %}<a href="{{ link }}">{% endif %}
+{{ student }}{{ "</a>" | safe if link }}{{ "," if not loop.last }}
+{% endfor %}
+{% endmacro %}
+<h1>{{ assignment }}: what the class got wrong</h1>
+<p>{{ students }} submission{{ "s" if students != 1 }}. This page names students and is for you. A
+name is a link where the student's page of feedback exists (<code>nbgrader generate_feedback
+{{ assignment }}</code>).</p>
+{{ figure | safe }}
+{% for part in parts %}
+<h2>{{ part.part }}</h2>
+<p>Mean {{ "%.2f" | format(mean(part.scores)) }} of {{ "%g" | format(part.max_score) }}, median
+{{ "%g" | format(median(part.scores)) }}.</p>
+<table>
+<thead><tr><th scope="col">Criterion</th><th scope="col" class="number">Earned</th>
+<th scope="col" class="number">Lost</th><th scope="col" class="number">Blocked</th>
+<th scope="col" class="number">Open</th><th scope="col">Most frequent message</th></tr></thead>
+<tbody>
+{% for one in part.criteria | sort(attribute="missed", reverse=true) %}
+<tr><th scope="row">{{ one.name }}</th><td class="number">{{ one.earned }}</td>
+<td class="number">{{ one.lost }}</td><td class="number">{{ one.blocked }}</td>
+<td class="number">{{ one.open }}</td><td>{{ first_line(one.message) }}</td></tr>
+{% for mistake, made in one.mistakes %}
+<tr class="mistake"><td></td><td></td><td class="number">{{ made | length }}</td>
+<td colspan="3">{{ first_line(mistake) }}: {{ names(made, part.part) }}</td></tr>
+{% endfor %}
+{% if one.unmatched %}
+<tr class="mistake"><td></td><td></td><td class="number">{{ one.unmatched | length }}</td>
+<td colspan="3">No known mistake: {{ names(one.unmatched, part.part) }}</td></tr>
+{% endif %}
+{% endfor %}
+</tbody>
+</table>
+{% endfor %}
+</body>
+</html>
+"""
