@@ -88,8 +88,8 @@ class Merging(Faulty):
                 named = {"q": q, "k": k, "v": v}
                 before = {name: tensor.clone() for name, tensor in named.items()}
                 found = fn(out, total, q, k, v)
-                same = {name: same(named[name], before[name]) for name in named}
-                changed = changed or next((name for name in named if not same[name]), "")
+                kept = {name: same(named[name], before[name]) for name in named}
+                changed = changed or next((name for name in named if not kept[name]), "")
                 q, k, v = (named[name].copy_(before[name]) for name in named)
                 if not isinstance(found, tuple | list) or len(found) != 2:
                     return {"odd": type(found).__name__, "finished": sorted(finished)}
