@@ -30,7 +30,7 @@ import psutil
 import dtlab
 from dtlab.checks.functions.bench import HERE, warm_up
 from dtlab.checks.functions.trials import Observation, Trial, observe, observed, run_here
-from dtlab.errors import RankError, RanksError
+from dtlab.errors import RankError, RanksError, RankTimeoutError
 from dtlab.ranks.launch import arguments as asked
 from dtlab.ranks.launch.launcher import Run, launch
 from dtlab.ranks.session.notebook import Session
@@ -85,7 +85,8 @@ class StayingBench:
         The same function is observed once with the same inputs: answers that differ in their
         diagnosis only hand in the same program, and a check may compare every answer with the same
         broken program. On an emulated cluster, where times count, it is observed each time, and
-        under a limit of memory, which fresh ranks have, too.
+        under a limit of memory, which fresh ranks have, too. Where a time limit has passed, it is
+        observed once more, on fresh ranks.
         """
         if trial.cluster is not None or trial.memory is not None:
             return observe(trial, fn)
@@ -102,6 +103,9 @@ class StayingBench:
                 return self.run(run_here, fn, trial.calls, given, world_size=size, timeout=limit)
 
         observation = observed(trial, attempt)
+        if isinstance(observation.error, RankTimeoutError):
+            # A machine that stood still looks like an endless loop, which has no end there either.
+            observation = observe(trial, fn)
         self._seen.append((inputs, fn, observation))
         return observation
 
