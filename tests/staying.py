@@ -104,7 +104,7 @@ class StayingBench:
 
         observation = observed(trial, attempt)
         if isinstance(observation.error, RankTimeoutError):
-            # A machine that stood still looks like an endless loop, which has no end there either.
+            # The machine may have stood still. An endless loop runs out of time there, too.
             observation = observe(trial, fn)
         self._seen.append((inputs, fn, observation))
         return observation

@@ -36,7 +36,7 @@ _STAYS = (
 _NOTICES = "The layer runs again on other numbers: ctx.save_for_backward checks its tensors."
 _OF_PARAMETERS = "torch.autograd.grad adds nothing to .grad; backward does."
 _ADVICE = {
-    "does not require grad": ("In backward, autograd records only inside torch.enable_grad()."),
+    "does not require grad": "In backward, autograd records only inside torch.enable_grad().",
     "the output has no gradient": "Does forward detach it, or does apply not get the inputs?",
     "incorrect number of gradients": (
         "backward must return one value for each argument of forward except ctx: None for the "
