@@ -857,10 +857,11 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
                     kind, value = pipes[rank].recv()
                 except (EOFError, ConnectionError):  # the other end is closed: the rank has died
                     kind, value = "died", ""
-                    processes[rank].join()
                 if kind in ("error", "died"):  # errors may come before the death that caused them
-                    wait([each.sentinel for each in processes], timeout=1.0)
-                    dead = [each for each in processes if each.exitcode is not None]
+                    ended = wait([each.sentinel for each in processes], timeout=1.0)
+                    dead = [each for each in processes if each.sentinel in ended]
+                    for each in dead:
+                        each.join()  # connections close a moment before there is an exit code
                     causes = [f"{each.name} died, exit code {each.exitcode}" for each in dead]
                     raise RuntimeError("; ".join(causes) or f"rank {rank} failed:\n{value}")
                 if kind == "result":
