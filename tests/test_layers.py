@@ -44,10 +44,11 @@ def test_the_simple_versions_and_the_engines_do_not_import_each_other() -> None:
 
 def test_parts_compare_values_by_the_kit() -> None:
     """`difference` and `same` of dtlab/checks/comparison.py, so that messages are alike."""
+    rooms = ROOT / "dtlab" / "units", ROOT / "dtlab" / "checks" / "programs"
     own = re.compile(r"\.equal\(|torch\.(equal|isclose|allclose|testing)|\.(allclose|isclose)\(")
     found = [
         f"{path.relative_to(ROOT)}:{number}"
-        for path in sorted((ROOT / "dtlab" / "units").rglob("*.py"))
+        for path in sorted(path for room in rooms for path in room.rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if own.search(line.replace("math.isclose(", ""))
     ]

@@ -12,14 +12,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-__all__ = ["beside", "labelled", "same_bits", "sgd_step", "total", "wrong_sum"]
+__all__ = ["beside", "labelled", "sgd_step", "total", "wrong_sum"]
 
 RATE = 0.1
-
-
-def same_bits(first: Tensor | None, second: Tensor | None) -> bool:
-    """Whether two gradients are bitwise equal, or both None."""
-    return first is second if first is None or second is None else first.equal(second)
 
 
 def sgd_step(module: nn.Module, gradients: Sequence[Sequence[Tensor | None]]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from dtlab.checks.comparison import same
 from dtlab.checks.programs.run import Program, TrainingRun, flat
 from dtlab.predict.units import counted
 
@@ -112,7 +113,7 @@ class Training(TrainingRun):
             if torch.is_grad_enabled():
                 passes.append(_digests(inputs[0]))
                 now = flat(model)
-                if not rows[-1].equal(now):
+                if not same(rows[-1], now):
                     rows.append(now)
                 places.append(len(rows) - 2)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.programs.cases import Seen, Training
 from dtlab.checks.programs.reference import NEAR, off
@@ -26,10 +27,10 @@ def copies_differ(case: Training, results: Sequence[Seen], observation: Observat
     """A message if the final parameters of a rank are not bitwise equal to rank 0's."""
     begin, end = results[0].before, results[0].after
     for rank, other in enumerate(results):
-        if other.after.equal(end):
+        if same(other.after, end):
             continue
         copies = f"the copies of rank 0 and rank {rank} differ"
-        if len(other.before) and len(begin) and not other.before[0].equal(begin[0]):
+        if len(other.before) and len(begin) and not same(other.before[0], begin[0]):
             return (
                 f"{copies} in their first forward pass: the ranks begin with different "
                 "parameters. What gives rank 0's parameters to all ranks?"

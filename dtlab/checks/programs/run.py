@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtlab.checks.comparison import same
 from dtlab.checks.functions.criteria import Objection
 from dtlab.checks.functions.trials import Case, Observation
 
@@ -213,7 +214,7 @@ def copies_differ(case: TrainingRun, results: Sequence[Any], observation: Observ
     for name, whole in named(case.model()).items():
         parts = [case.part(name, whole, rank, len(results)) for rank in range(len(results))]
         first, *others = [
-            rank for rank, part in enumerate(parts) if part is not None and part.equal(whole)
+            rank for rank, part in enumerate(parts) if part is not None and same(part, whole)
         ] or [0]
         copy = results[first]["after"][name]
         for rank in others:

@@ -18,14 +18,14 @@ from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dtlab import torch_internals
-from dtlab.checks.comparison import difference
+from dtlab.checks.comparison import difference, same
 from dtlab.checks.functions.criteria import Fault, Noted
 from dtlab.checks.functions.finished import finished_calls
 from dtlab.checks.functions.groups import Groups, group_argument, groups_in_words
 from dtlab.checks.functions.nets import Net
 from dtlab.checks.functions.trials import Observation
 from dtlab.checks.functions.unseen import FOREIGN, Reducing, inside_marks, marked_waits
-from dtlab.checks.functions.values import same_bits, sgd_step
+from dtlab.checks.functions.values import sgd_step
 from dtlab.checks.words import Explanation, amount
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _wrong_step(
     first, *others = got
     for rank in others:
         for place, name in enumerate(names):
-            if not same_bits(got[rank][place], got[first][place]):
+            if not same(got[rank][place], got[first][place]):
                 return (
                     f"{name}: right on ranks {first} and {rank} up to rounding, but not the same "
                     "bits, so their copies of the model drift apart. Every rank must add up in "
