@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from dtlab.checks.functions.criteria import Fault, Faulty, Noted, Seen
-from dtlab.checks.functions.trials import Observation
+from dtlab.checks.functions.trials import LONG, Observation
 from dtlab.checks.words import amount
 
 __all__ = ["Mark", "Moment", "ResidentCase", "grown_by", "layers_of", "opening", "use_twice"]
@@ -63,6 +63,7 @@ class ResidentCase(Faulty):
     """A case that runs `fn` on layers large enough for the kernel's count to show them."""
 
     topic = TOPIC
+    limit = LONG
 
     elements = LAYERS * LARGE**2  # of all parameters
 

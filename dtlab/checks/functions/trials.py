@@ -45,11 +45,12 @@ if TYPE_CHECKING:
     from dtlab.show import Figure
     from dtlab.trace import Trace
 
-__all__ = ["BEGIN", "UNREADABLE", "Case", "Observation", "Recording", "Trial", "drawn_seed",
-           "observe", "observed", "run_cases", "run_here"]  # fmt: skip
+__all__ = ["BEGIN", "LONG", "UNREADABLE", "Case", "Observation", "Recording", "Trial",
+           "drawn_seed", "observe", "observed", "run_cases", "run_here"]  # fmt: skip
 
 UNREADABLE = "what the ranks return is not what is asked for."
 TIME_LIMIT = 4.0  # seconds for one launch: a right answer takes a tenth of one
+LONG = 20.0  # the same, where much memory is used: it takes seconds on a machine that has little
 
 BEGIN = "\x1e"  # followed by the number of a case: begins what a rank prints in this case
 
@@ -64,9 +65,11 @@ class Case(ABC):
     check's process, except for `on_rank`. A case that is `alone` does not concern several ranks,
     so messages mention none. `finished` are modules whose functions do not count as an answer;
     `allowed` are names in them that do. `advices` are hints by words of the message on a crash.
+    `limit` is in seconds: that of a launch with this case.
     """
 
     alone: ClassVar[bool] = False
+    limit: ClassVar[float] = TIME_LIMIT
     advices: ClassVar[Mapping[str, str]] = {}
     finished: ClassVar[tuple[str, ...]] = ()
     allowed: ClassVar[tuple[str, ...]] = ()
@@ -157,16 +160,22 @@ class Trial:
 
     `memory` is the limit of a rank in bytes, as `memory_limit` of `dtlab.launch`, if any.
     `cluster` is the emulated interconnect, if any. Messages about a `secret` trial contain only
-    the number of ranks. `limit` is in seconds. It is longer for functions of the library that
-    train for a while, since an answer must not lose points on a busy machine.
+    the number of ranks. `limit` is in seconds, by default that of its cases. It is longer for
+    functions of the library that train for a while, since an answer must not lose points on a busy
+    machine.
     """
 
     world_size: int
     cases: Sequence[Case]
     cluster: Cluster | None = None
     secret: bool = False
-    limit: float = TIME_LIMIT
+    limit: float = 0.0
     memory: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.limit:
+            limits = [case.limit for case in self.cases]
+            object.__setattr__(self, "limit", max(limits, default=TIME_LIMIT))
 
     @property
     def calls(self) -> list[Callable[..., Any]]:

@@ -240,7 +240,7 @@ def _trials(seed: int) -> list[Trial]:
     n = draw.randint(3, 6)
     edges = [case("edges", *sizes) for sizes in ((n, n), (n, n + 3), (1, 1), (n, 1), (1, 2))]
     large = LargeSpanning(draw.randrange(10**6))
-    return [Trial(1, equal), Trial(1, edges), Trial(1, [large], limit=20.0)]
+    return [Trial(1, equal), Trial(1, edges), Trial(1, [large])]
 
 
 # Memory that the kernel counts: what the ranks note themselves could be falsified ---------------

@@ -343,7 +343,7 @@ def _trials(seed: int) -> list[Trial]:
         Trial(4, [case(LARGE, "large")]),
         Trial(1, [case(plain)]),
         Trial(2, [case(unused, "missing")]),
-        Trial(4, [LargeStage2(draw.randrange(10**6))], limit=20.0),
+        Trial(4, [LargeStage2(draw.randrange(10**6))]),
     ]
 
 

@@ -381,7 +381,7 @@ def _trials(seed: int) -> list[Trial]:
     trials = [Trial(ranks, [case()]) for ranks in (2, 3, 1)]
     drifting = Drifting(draw.randrange(10**6), tuple(draw.sample(range(3, 12), 5)))
     large = LargeBlocks(draw.randrange(10**6))
-    return [*trials, Trial(3, [drifting]), Trial(2, [large], limit=20.0)]
+    return [*trials, Trial(3, [drifting]), Trial(2, [large])]
 
 
 PART = Part(
