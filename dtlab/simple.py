@@ -91,7 +91,7 @@ def ring_all_reduce(tensor: Tensor) -> None:
             incoming += received
         else:
             incoming.copy_(received)
-        sending.wait()  # it is sent, so the chunk may change; without a wait it might be lost
+        sending.wait()  # now the chunk may change; without a wait the message might be lost
 
 
 # ----------------------------------------------------------------------------- 2. Data parallelism
@@ -106,7 +106,8 @@ def average_by_hooks(module: nn.Module) -> None:
     """Make `loss.backward()` average gradients: a hook all-reduces each as soon as it is complete.
 
     A rank sends 2(N-1)/N times the gradients, in one all-reduce for each parameter. All ranks
-    begin with rank 0's parameters, and each must use every parameter, or the others wait for it.
+    begin with rank 0's parameters. In each step they must use all parameters and compute their
+    gradients in the same order, since the first all-reduce of one rank meets the first of another.
     """
 
     def average(parameter: Any) -> None:
@@ -118,17 +119,17 @@ def average_by_hooks(module: nn.Module) -> None:
         parameter.register_post_accumulate_grad_hook(average)  # called when `.grad` is complete
 
 
-# A small all-reduce costs little but its latency, and each one costs that in full, while backward
-# waits. So we collect gradients in buckets, send each bucket as soon as it
-# is full, and wait for all of them only at the end.
+# The time of a small all-reduce is nearly all latency, and above, backward waits for each of them.
+# So we collect gradients in buckets, send each bucket as soon as it is full, and wait for all of
+# them only at the end.
 
 
 def average_in_buckets(module: nn.Module, elements: int) -> Callable[[], None]:
     """As `average_by_hooks`, with an all-reduce whenever `elements` numbers or more are waiting.
 
     The bytes are the same, but the messages are fewer, and they travel while backward computes the
-    next gradients. The ranks must compute their gradients in the same order. This returns a
-    function, `finish`: call it after each backward, before the step.
+    next gradients. This returns a function, `finish`: call it after each backward, before the
+    step.
     """
     bucket: list[Any] = []  # parameters whose gradients are complete but not yet sent
     travelling: list[tuple[Any, Tensor, list[Any]]] = []
@@ -170,10 +171,11 @@ def accumulate(
 ) -> None:
     """Set `.grad` to the gradient of the mean loss over the samples of all microbatches and ranks.
 
-    `.grad` must be None before, because backward adds to it.
-    Activations are in memory for one microbatch at a time, and the all-reduces are those of a
-    single batch. Sums are divided by the number of all samples, since a mean of means is wrong if
-    the microbatches differ in size.
+    `loss_sum` returns the sum of the samples' losses, as with `reduction="sum"`. The sums are
+    divided by the number of all samples, since a mean of means is wrong if the microbatches differ
+    in size. Activations are in memory for one microbatch at a time, and the all-reduces are those
+    of a single batch. Before, `.grad` must be None, because backward adds to it, and all ranks
+    must have equal parameters.
     """
     samples = torch.tensor(sum(len(inputs) for inputs, _ in microbatches))
     dist.all_reduce(samples)
@@ -254,9 +256,10 @@ class ShardedLinear(torch.autograd.Function):
     """y = x @ weight.T, where each rank keeps 1/N of the weight's rows: `apply(x, shard)`.
 
     Each rank passes its own part of the batch, x [samples, in], and its shard [out / N, in]. The
-    ranks gather the weight in forward and again in backward. Its gradient is summed over the ranks
-    such that each rank gets the sum for its own rows only, which is called reduce-scatter. Each of
-    the three moves (N-1)/N of the weight, where an all-reduce in data parallelism moves it twice.
+    ranks gather the weight in forward and again in backward. The weight's gradient is summed over
+    the ranks such that each rank gets the sum for its own rows only, which is called
+    reduce-scatter. Each of these three collectives moves (N-1)/N of the weight; the all-reduce of
+    data parallelism moves twice that.
     """
 
     @staticmethod
@@ -319,11 +322,12 @@ class SumOverRanks(torch.autograd.Function):
         return gradient
 
 
-# A layer that is cut by columns gives each rank some of the outputs, and one that is cut by rows
-# takes just these as its inputs. So a pair of layers, with any function of single elements between
-# them, needs one all-reduce in forward (g, after the second) and one in backward (f, before the
-# first). The names are those of the Megatron-LM paper, whose weight is the transpose of PyTorch's:
-# its columns are the rows of a weight [out, in] here.
+# The Megatron-LM paper calls a layer "column parallel" if each rank has some of its outputs, and
+# "row parallel" if each rank has some of its inputs. The paper's weight is the transpose of
+# PyTorch's, so its columns are the rows of a weight [out, in] here. A row parallel layer takes
+# just what a column parallel one leaves on each rank. So such a pair, with any function of single
+# elements between them, needs one all-reduce in forward (g, after the second layer) and one in
+# backward (f, before the first).
 
 
 def column_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -362,16 +366,17 @@ def vocab_embedding(tokens: Tensor, table: Tensor) -> Tensor:
 def vocab_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of log(sum(exp(z))) - z[target] over tokens; this rank has logits [t, V/N].
 
-    Three numbers per token are all-reduced: the largest logit, so that exp does not overflow, the
-    sum of exp, and the target's logit, which one rank has and the others count as zero. Backward
-    moves nothing, because every rank has the same loss.
+    The logits come from `column_linear`, whose backward adds up the gradients of its input. Three
+    numbers per token are all-reduced: the largest logit, so that exp does not overflow, the sum of
+    exp, and the target's logit, which one rank has and the others count as zero. Backward moves
+    nothing here, because every rank has the same loss.
     """
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     z = logits - largest.unsqueeze(-1)
     column = targets - dist.get_rank() * z.shape[-1]
     here = (column >= 0) & (column < z.shape[-1])
-    at_target = z.gather(-1, column.where(here, 0).unsqueeze(-1)).squeeze(-1) * here
+    at_target = z.gather(-1, column.where(here, 0).unsqueeze(-1)).squeeze(-1).where(here, 0)
     sums = SumOverRanks.apply(torch.stack([z.exp().sum(-1), at_target]))
     return (sums[0].log() - sums[1]).mean()
 
@@ -416,8 +421,8 @@ def run_schedule(
 ) -> None:
     """Run this rank's actions, with stage r on rank r: receive, compute, send.
 
-    It runs every schedule in which F comes before B and no two ranks wait for each other, such as
-    GPipe's and 1F1B. Microbatches have equal sizes, so the mean of their losses is right.
+    It runs schedules of F and B in which no ranks wait for each other in a circle, such as GPipe's
+    and 1F1B. Microbatches have equal sizes, so the mean of their losses is right.
     Outputs go to the next stage and gradients of inputs to the previous one, one microbatch of
     activations each. All stages take and return tensors of the shape of `inputs`, a list of
     microbatches. Tag 2m marks the output of microbatch m, tag 2m + 1 its gradient.
@@ -474,7 +479,7 @@ def simulate(
             return [(stage, "I", m)]
         if stage == last:
             return [(stage, "F", m)]
-        # The next stage's backward needs its forward, and that needs the forward of this stage.
+        # B of the next stage comes after its F, which comes after F of this stage.
         return [(stage + 1, "I" if (stage + 1, "I", m) in rank_of else "B", m)]
 
     while len(end) < len(rank_of):
@@ -493,17 +498,18 @@ def simulate(
     return times
 
 
-# --------------------------------------------- 6. Long sequences and large fields: divide the data
+# ---------------------------------------------- 6. Long sequences and large grids: divide the data
 #
 # A single sequence may be too long for one rank. Every layer but attention treats tokens one by
-# one, so each rank can keep a run of tokens. Attention needs them all, but one head at a time.
+# one, so each rank can keep a run of tokens. Attention needs them all, but each head by itself.
 
 
 def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over all ranks' tokens, forward only; q, k, v [b, heads, tokens / N, d].
 
-    An all-to-all exchanges a split of the tokens for a split of the heads, and a second one goes
-    back. A rank sends (N-1)/N of its q, k, v and output, so the bytes per rank fall as N grows.
+    In an all-to-all, part r of each rank goes to rank r. One exchanges a split of the tokens for a
+    split of the heads, and a second one goes back. A rank sends (N-1)/N of its q, k, v and output,
+    so the bytes per rank fall as N grows.
     """
 
     def exchange(parts: Sequence[Tensor]) -> list[Tensor]:
@@ -548,8 +554,9 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return output
 
 
-# A simulated field, such as the weather, is divided in the same way, and its cells need even less:
-# a cell's next value depends on its neighbours only, so a rank needs one row from either side.
+# A simulated field, such as the weather on a grid of cells, is divided in the same way, and cells
+# need even less than tokens: the next value of a cell depends on its neighbours only, so a rank
+# needs one row from either side.
 
 
 def halo_exchange(tile: Tensor) -> Tensor:
@@ -595,10 +602,10 @@ class Exchange(torch.autograd.Function):
 def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Module]) -> Tensor:
     """Compute each token [t, h] by the best of N * len(experts) experts, times its probability.
 
-    Most tokens travel to another rank and back, h elements each. Their numbers travel first, so
-    that each rank has room for what arrives. The router's gradients are of this rank's tokens, so
-    they must be averaged as in data parallelism. An expert's gradients are already summed over the
-    losses of all ranks, so they must only be divided by N.
+    Most tokens travel to another rank and back, h elements each. How many go to each expert is
+    sent first, so that each rank has room for what arrives. The router's gradients are of this
+    rank's tokens, so they must be averaged as in data parallelism. An expert's gradients are
+    already summed over the losses of all ranks, so they must only be divided by N.
     """
     n, local = dist.get_world_size(), len(experts)
     probability, choice = router(tokens).softmax(-1).max(-1)
@@ -705,8 +712,8 @@ def work(module: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> None:
 #
 # A long run will be interrupted. It continues as if nothing had happened if we save all that the
 # next step reads: parameters, the optimizer's state, the step, and the state of random numbers.
-# If all ranks hold the same state, one of them saves it for all. Otherwise each rank saves to its
-# own path.
+# If all ranks hold the same state, also of random numbers, one of them saves it for all. Otherwise
+# each rank saves to its own path; with dropout, for example, ranks draw different numbers.
 
 
 def save(path: Path, step: int, **parts: Any) -> None:
@@ -734,7 +741,9 @@ def load(path: Path, **parts: Any) -> int:
 # what they have begun. Suppose that each rank keeps a log of what it begins: "recv 1" to receive
 # from rank 1, "send 1", or "all_reduce". Around an operation in which it waits, the log has two
 # more entries: "block" before it and "end" after it. If rank 0 has ["block", "recv 1"] and rank 1
-# has ["block", "recv 0"], neither has sent, so neither will ever receive.
+# has ["block", "recv 0"], neither has sent, so neither will ever receive. A collective waits for
+# all ranks, with two exceptions: "broadcast 0", from rank 0, waits for rank 0 only, and in
+# "reduce 0" only rank 0 waits.
 
 COLLECTIVES = (
     "all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_gather_single",
@@ -750,13 +759,16 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
     """
     # In `blocked` are operations that have begun and not ended.
     blocked = {rank: log[-1] for rank, log in enumerate(logs) if log[-2:-1] == ["block"]}
-    collectives = [[entry for entry in log if entry in COLLECTIVES] for log in logs]
+    collectives = [[one for one in log if one.split()[0] in COLLECTIVES] for log in logs]
 
     def waits_for(rank: int) -> list[int]:
         name, _, rest = blocked[rank].partition(" ")
         if name in COLLECTIVES:  # for the ranks whose k-th collective is not this one
             k = len(collectives[rank]) - 1
-            return [r for r in range(len(logs)) if collectives[r][k : k + 1] != [name]]
+            late = [r for r in range(len(logs)) if collectives[r][k : k + 1] != [blocked[rank]]]
+            if name == "broadcast":
+                return [r for r in late if rest == str(r)]
+            return [] if name == "reduce" and rest != str(rank) else late
         peer, _, suffix = rest.partition(" ")  # such as "tag 3", or nothing
         if peer == "any":
             return []  # which rank will send is unknown
@@ -779,7 +791,7 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         reason = "; ".join(f"rank {a} is blocked in {blocked[a]}, for rank {b}" for a, b in pairs)
         if path[-1] not in blocked:
             return f"{reason}, which has finished."
-        if any({blocked[a], blocked[b]} <= set(COLLECTIVES) for a, b in pairs):
+        if any({blocked[r].split()[0] for r in pair} <= set(COLLECTIVES) for pair in pairs):
             reason += "; all ranks must call the same collectives in the same order"
         return f"{reason}."
     return ""
@@ -810,7 +822,8 @@ def report_operations(tell: Callable[[str], object]) -> None:
                 return operation(*args, **options)
             tell("block")  # a call of `send` tells block, then send as above, then end
             if name in COLLECTIVES:
-                tell(name)
+                root = given.get("src", given.get("dst", ""))
+                tell(f"{name} {root}".strip())
             result = operation(*args, **options)
             tell("end")
             return result
@@ -833,7 +846,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
     """Run `fn(*args)` on forked ranks and return their results; if one fails, end them all.
 
     Raises: RuntimeError with the traceback of the rank that failed, or that says which rank has
-    died or why none can proceed. Nothing is left behind: no process, port or file.
+    died or why none can proceed. When this returns or raises, no process, port or file is left.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore
     fork = multiprocessing.get_context("fork")
@@ -896,6 +909,7 @@ def run_rank(
         report: tuple[str, Any] = "result", pickle.dumps(fn(*args))
     except BaseException:  # noqa: BLE001  also SystemExit: the launcher must hear of it
         report = "error", traceback.format_exc()
+    sys.stdout.flush()  # the launcher kills this process, and with it what waits in its memory
     with contextlib.suppress(OSError, EOFError):  # they mean that the launcher has ended
         pipe.send(report)
         pipe.recv()

@@ -356,6 +356,7 @@ def test_vocabulary(ranks: int) -> None:
         _same([ours, table.grad], [theirs, fast.weight.grad])
 
         whole = 700 * _drawn(7, 5 * size, seed=2)  # exp would overflow
+        whole[1:5, 0] = -torch.inf  # tokens that are ruled out, and are no target
         logits, other = (whole.chunk(size, 1)[rank].clone().requires_grad_() for _ in range(2))
         targets = torch.arange(7) * 2 % (5 * size)
         loss = simple.vocab_cross_entropy(logits, targets)
@@ -719,6 +720,15 @@ def test_launch_leaves_nothing_after_a_good_run() -> None:
     assert _processes_and_ports() == before
 
 
+def test_what_ranks_print_is_not_lost_in_a_pipe() -> None:
+    code = "from dtlab import simple; simple.launch(lambda: print('here'), 2)"
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, env=buffered, stdout=subprocess.PIPE, text=True).stdout == (
+        "here\n" * 2
+    )
+
+
 def test_ranks_end_if_their_launcher_is_killed() -> None:
     code = (
         "import os, signal, torch.distributed as dist\n"
@@ -746,6 +756,13 @@ def _late_but_right() -> None:
     if rank == 0:
         time.sleep(0.5)
     dist.all_reduce(x)
+    if rank == 0:
+        time.sleep(0.5)
+    if rank == 2:
+        dist.recv(x, src=1)
+    dist.broadcast(x, src=0)
+    if rank == 1:  # it has waited for rank 0 only
+        dist.send(x, dst=2)
     sends = [dist.isend(torch.full((2,), float(tag)), dst=right, tag=tag) for tag in (1, 2)]
     late = dist.irecv(torch.empty(2), src=left, tag=1)
     dist.recv(torch.empty(2), src=left, tag=2)
@@ -794,7 +811,12 @@ BLOCK, END, FINISHED = "block", "end", "finished"
         ([[BLOCK, "barrier"], [BLOCK, "recv 2"], [BLOCK, "recv 1"]],
          "rank 0 is blocked in barrier, for rank 1; rank 1 is blocked in recv 2, for rank 2; "
          "rank 2 is blocked in recv 1, for rank 1."),
-        ([[BLOCK, "reduce"], [BLOCK, "barrier"]], "the same collectives in the same order"),
+        ([[BLOCK, "reduce 0"], [BLOCK, "barrier"]], "the same collectives in the same order"),
+        ([[BLOCK, "barrier"], [BLOCK, "reduce 0"]], ""),  # rank 1 sends and goes on
+        ([[BLOCK, "broadcast 0"], [BLOCK, "recv 0"]], ""),  # rank 0 sends and goes on
+        ([[], [BLOCK, "broadcast 0"], [BLOCK, "recv 1"]], ""),  # rank 1 waits for rank 0 only
+        ([[BLOCK, "broadcast 1"], [BLOCK, "recv 0"]], "is blocked in broadcast 1, for rank 1"),
+        ([[BLOCK, "broadcast 1"], [BLOCK, "broadcast 0"]], "rank 0 is blocked in broadcast 1"),
     ],
 )  # fmt: skip
 def test_deadlocks_are_found_in_logs(logs: list[list[str]], found: str) -> None:
