@@ -742,11 +742,11 @@ def load(path: Path, **parts: Any) -> int:
 # from rank 1, "send 1", or "all_reduce". Around an operation in which it waits, the log has two
 # more entries: "block" before it and "end" after it. If rank 0 has ["block", "recv 1"] and rank 1
 # has ["block", "recv 0"], neither has sent, so neither will ever receive. A collective waits for
-# all ranks, with two exceptions: "broadcast 0", from rank 0, waits for rank 0 only, and in
-# "reduce 0" only rank 0 waits.
+# all ranks, except that "broadcast 0", from rank 0, waits for rank 0 only. In a reduce one rank
+# waits and the others go on, so it is left out.
 
 COLLECTIVES = (
-    "all_reduce", "reduce", "broadcast", "barrier", "all_gather", "all_gather_single",
+    "all_reduce", "broadcast", "barrier", "all_gather", "all_gather_single",
     "reduce_scatter_single", "all_to_all_single",
 )  # fmt: skip
 
@@ -765,10 +765,8 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         name, _, rest = blocked[rank].partition(" ")
         if name in COLLECTIVES:  # for the ranks whose k-th collective is not this one
             k = len(collectives[rank]) - 1
-            late = [r for r in range(len(logs)) if collectives[r][k : k + 1] != [blocked[rank]]]
-            if name == "broadcast":
-                return [r for r in late if rest == str(r)]
-            return [] if name == "reduce" and rest != str(rank) else late
+            others = [int(rest)] if name == "broadcast" else range(len(logs))
+            return [r for r in others if collectives[r][k : k + 1] != [blocked[rank]]]
         peer, _, suffix = rest.partition(" ")  # such as "tag 3", or nothing
         if peer == "any":
             return []  # which rank will send is unknown
@@ -822,7 +820,7 @@ def report_operations(tell: Callable[[str], object]) -> None:
                 return operation(*args, **options)
             tell("block")  # a call of `send` tells block, then send as above, then end
             if name in COLLECTIVES:
-                root = given.get("src", given.get("dst", ""))
+                root = given.get("src", given.get("group_src", ""))  # of a broadcast
                 tell(f"{name} {root}".strip())
             result = operation(*args, **options)
             tell("end")
@@ -848,7 +846,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
     Raises: RuntimeError with the traceback of the rank that failed, or that says which rank has
     died or why none can proceed. When this returns or raises, no process, port or file is left.
     """
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore
+    store: Any = None
     fork = multiprocessing.get_context("fork")
     processes, pipes, results = [], list[Connection](), dict[int, Any]()
     logs: list[list[str]] = [[] for _ in range(ranks)]
@@ -856,10 +854,15 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
         for rank in range(ranks):
             ours, theirs = fork.Pipe()
             pipes.append(ours)
-            about = (rank, ranks, store.port, theirs, pipes, fn, args)
+            about = (rank, ranks, theirs, pipes, fn, args)
             processes.append(fork.Process(target=run_rank, args=about, name=f"rank {rank}"))
             processes[-1].start()
             theirs.close()  # only the rank has this end now, so the pipe ends when the rank dies
+        # The store has a thread. A fork copies the locks that it holds, but not the thread that
+        # would release them, so a rank that was forked while the store runs could wait forever.
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore
+        for pipe in pipes:
+            pipe.send(store.port)
         while len(results) < ranks:
             ready = wait(pipes, timeout=0.1)
             # We look only while no entry is on its way: then the logs say all that has happened.
@@ -887,11 +890,11 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
             process.join()
             process.close()
             pipe.close()
-        del store  # and its port: the traceback of an exception would keep this frame's variables
+        store = None  # and its port: the traceback of an exception keeps this frame's variables
 
 
 def run_rank(
-    rank: int, ranks: int, port: int, pipe: Connection, launcher_ends: Any, fn: Any, args: Any
+    rank: int, ranks: int, pipe: Connection, launcher_ends: Any, fn: Any, args: Any
 ) -> None:
     """Be one rank: join the group, run the function, send the result or the error to the launcher.
 
@@ -902,7 +905,7 @@ def run_rank(
     try:
         torch.set_num_threads(1)  # a fork has none of the threads that this process had started
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-        store = dist.TCPStore("127.0.0.1", port)  # type: ignore[attr-defined]
+        store = dist.TCPStore("127.0.0.1", pipe.recv())  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         report_operations(lambda entry: pipe.send(("operation", entry)))
         # Pickled here, so that a result that cannot be pickled is this rank's error.
