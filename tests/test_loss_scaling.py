@@ -147,7 +147,7 @@ any_event = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(iterations(), st.fixed_dictionaries(constants),
        st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))  # fmt: skip
 def test_good_and_overflowing_gradients(
@@ -158,7 +158,7 @@ def test_good_and_overflowing_gradients(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(any_event, max_size=25), st.fixed_dictionaries(constants))
 def test_any_order_of_calls(
     events: list[tuple[Any, ...]], given_constants: dict[str, Any]
@@ -276,7 +276,7 @@ def test_accumulation_scales_each_micro_batch() -> None:
 # Overflow -----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from([0.0, 1.0, -3e38, 3e38, INF, -INF, NAN]), max_size=40)),
        st.sampled_from([torch.float32, torch.bfloat16, torch.float64]))  # fmt: skip
 def test_overflow_is_found_also_if_a_sum_overflows(

@@ -208,7 +208,7 @@ ORDERS = 45
 
 @pytest.mark.proof
 @pytest.mark.slow
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(
     st.lists(st.integers(0, 2**32), min_size=ORDERS, max_size=ORDERS, unique=True),
     st.integers(2, 4),

@@ -127,7 +127,7 @@ def test_formats_that_are_none() -> None:
 # What a format keeps ------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.one_of(

@@ -492,7 +492,7 @@ def trees(draw: st.DrawFn) -> Tree:
 
 @pytest.mark.proof
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(notebook=trees())
 def test_no_tree_is_too_broken(notebook: Tree) -> None:
     repaired = repair(data(notebook), LEVEL_2)
@@ -525,7 +525,7 @@ def files(draw: st.DrawFn) -> tuple[str, bytes]:
 
 @pytest.mark.proof
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(submitted=files() | st.tuples(st.sampled_from([*RELEASED]), st.binary()))
 def test_no_bytes_are_too_broken(submitted: tuple[str, bytes]) -> None:
     level, content = submitted

@@ -44,7 +44,7 @@ def test_the_picture() -> None:
     assert (layout.num_elements, layout.padding, layout.shard_size) == (8, 1, 3)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=6), st.integers(1, 7)
 )

@@ -197,7 +197,7 @@ def random_events(draw: st.DrawFn) -> list[Event]:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(random_events())
 def test_the_three_parts_add_up_and_agree_with_counting(events: list[Event]) -> None:
     trace = Trace(events)
