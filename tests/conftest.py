@@ -37,7 +37,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(compiler_cache(os.environ))
     torch.set_num_threads(1)  # there are as many workers as cores, and ranks besides
     # How long an example takes says nothing on a busy machine.
-    settings.register_profile("course", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    slow = [HealthCheck.too_slow]
+    settings.register_profile("course", deadline=None, suppress_health_check=slow)
     settings.load_profile("course")
     os.environ["XDG_DATA_HOME"] = tempfile.mkdtemp()  # what checks keep of a learner's progress
     config.add_cleanup(lambda: shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True))
