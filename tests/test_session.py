@@ -206,6 +206,23 @@ def test_many_turns_leave_no_file_open(shared: dtlab.Session) -> None:
     assert psutil.Process().num_fds() == open_files
 
 
+def test_destroyed_groups_leave_no_threads(shared: dtlab.Session) -> None:
+    ranks = [psutil.Process(pid) for pid in shared.pull("os.getpid()")]
+    counts = []
+    for _ in range(4):
+        shared.cell(
+            "group = dist.new_group([0, 1])\n"
+            "if dist.get_rank() < 2:\n"
+            "    dist.all_reduce(torch.ones(3), group=group)\n"
+            "dist.barrier()\n"  # now no rank is still connecting
+            "if dist.get_rank() < 2:\n"
+            "    dist.destroy_process_group(group)\n"
+            "del group"
+        )
+        counts.append([one.num_threads() for one in ranks])
+    assert counts[0] == counts[3]
+
+
 def test_a_turn_is_quick(shared: dtlab.Session) -> None:
     times = []
     for _ in range(20):

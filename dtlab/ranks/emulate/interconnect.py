@@ -28,6 +28,7 @@ import torch.distributed as dist
 from dtlab.predict import Route
 from dtlab.ranks.emulate.delivery import POLL, Clock, Deliveries, Due
 from dtlab.ranks.emulate.ports import Ports
+from dtlab.ranks.groups import ByGroup, members_of
 from dtlab.ranks.record.operators import Operator
 from dtlab.torch_internals import source_rank
 
@@ -44,7 +45,7 @@ class Wire:
         self.on_delivery: Callable[[Any], None] = lambda work: None  # set by the recorder
         self._ports = ports
         self._unbox_group, self._unbox = dist.ProcessGroup.unbox, dist.Work.unbox
-        self._groups: dict[Any, tuple[int, tuple[int, ...]]] = {}
+        self._groups = ByGroup[tuple[int, tuple[int, ...]]]()
         self._routes: dict[tuple[str, int, int], tuple[Route, list[int]]] = {}
         self._counts: Counter[tuple[int, ...]] = Counter()  # operations by group, or channel
         # Receives from any source that are not complete, by group and tag.
@@ -143,10 +144,7 @@ class Wire:
         group = self._unbox_group(boxed)
         known = self._groups.get(group)
         if known is None:
-            try:
-                members = tuple(dist.get_process_group_ranks(group))
-            except (KeyError, ValueError):  # created without torch's functions
-                members = tuple(range(group.size()))
+            members = members_of(group)
             digest = hashlib.blake2b(f"{group.group_name}|{members}".encode(), digest_size=7)
             known = self._groups[group] = (int.from_bytes(digest.digest()), members)
         return known

@@ -35,6 +35,7 @@ import torch.distributed as dist
 
 from dtlab import torch_internals
 from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.groups import ByGroup
 from dtlab.ranks.record.buffers import Buffers
 from dtlab.ranks.record.completion import Ends, Pending
 from dtlab.ranks.record.journal import Journal
@@ -146,7 +147,7 @@ class CallHooks:
         is_message, reduces = operator.is_message, operator.reduction is not None
         has_peer, has_root = operator.peer is not None, operator.root is not None
         number_of_arguments = operator.group + 1 + has_peer
-        calls: dict[Any, Any] = {}  # function to call, by group
+        calls = ByGroup[Any]()  # function to call
         keeps = journal.limit > 0
         is_ordinary = self._is_ordinary
         buffers, uses = self._buffers, self._uses

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 
 from dtlab import torch_internals
 from dtlab.ranks.emulate.interconnect import Wire
+from dtlab.ranks.groups import ByGroup, forget_destroyed, members_of
 from dtlab.ranks.protocol import Touch
 from dtlab.ranks.record.layouts import Extra
 from dtlab.ranks.record.operators import OPERATORS, Operator
@@ -66,7 +66,7 @@ class Journal:
         self._sources: list[tuple[int, int]] = []  # operation, rank in group: any-source receives
         self._spans: list[tuple[str, dict[str, Any], int, int, int]] = []
         self._spans_dropped = 0
-        self._groups: dict[Any, int] = {}  # keeps groups alive, so that ids stay unique
+        self._groups = ByGroup[int]()  # keeps groups alive, so that ids stay unique
         self._members: list[tuple[str, tuple[int, ...]]] = []
         self._dtypes: dict[torch.dtype, int] = {}
         self._files: dict[str, int] = {}  # number of each file; -1: not the learner's
@@ -89,7 +89,7 @@ class Journal:
         place, frame_of, names = self._place, sys._getframe, self._file_names
         ident = threading.get_ident
         announce = self._announcer.issuer(operator) if self._announcer else None
-        kinds: dict[tuple[Any, ...], _Kind] = {}
+        kinds = ByGroup[_Kind]()
         forked, Tensor = self._forked, torch.Tensor
         is_collective = not operator.is_message
 
@@ -230,11 +230,7 @@ class Journal:
         return number
 
     def _add_group(self, group: Any) -> int:
-        try:
-            ranks = dist.get_process_group_ranks(group)
-        except (KeyError, ValueError):  # created without torch's functions
-            ranks = list(range(group.size()))
-        self._members.append((group.group_name, tuple(ranks)))
+        self._members.append((group.group_name, members_of(group)))
         return self._groups.setdefault(group, len(self._members) - 1)
 
     # ------------------------------------------------------------------------------- afterwards
@@ -242,6 +238,7 @@ class Journal:
     def take(self, rank: int) -> Records:
         """Return the records and clear them; numbering continues."""
         taken = self.records(rank)
+        forget_destroyed()
         for column in (self._issued, self._ended, self._blocked, self._sources, self._spans):
             column.clear()
         self._first = next(self._count)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dtlab.ranks.groups import ByGroup, members_of
 from dtlab.ranks.record.operators import Operator
 from dtlab.ranks.watch import board
 from dtlab.ranks.words import ranks_in_words
@@ -34,7 +36,7 @@ class Announcer:
         self._writer = writer
         self._world = ",".join(map(str, range(world_size)))
         self._main = threading.get_ident()
-        self._groups: dict[Any, _Group] = {}
+        self._groups = ByGroup[_Group]()
 
     def forget_groups(self) -> None:
         """Drop the references to all process groups."""
@@ -147,13 +149,10 @@ class Announcer:
         self._writer.write(kind, index, 0 if thread == self._main else thread, *fields, **more)
 
     def _add_group(self, group: Any) -> _Group:
-        nccl = False, False
-        try:
-            members = tuple(dist.get_process_group_ranks(group))
+        nccl, members = (False, False), members_of(group)
+        with suppress(KeyError, ValueError):  # created without torch's functions
             backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
             nccl = backends.get("cuda") == "nccl", "cpu" not in backends
-        except (KeyError, ValueError):  # created without torch's functions
-            members = tuple(range(group.size()))
         text = f"{group.group_name}|{','.join(map(str, members))}"
         entry = (board.number_of(text), self._writer.text(text), members, nccl)
         return self._groups.setdefault(group, entry)
