@@ -142,6 +142,31 @@ def test_every_rank_has_a_lane_from_top_to_bottom() -> None:
     assert {"rank 0", "rank 1", "rank 2"} <= texts(figure)
 
 
+def pipelines(count: int, batches: int) -> Trace:
+    """As many pipelines of two ranks: rank r sends to rank r + count, at slightly other times."""
+    events = []
+    for rank in range(count):
+        for batch in range(batches):
+            start = batch + rank / 100
+            events.append(Event(rank, "compute", f"forward {batch}", (), 0, start, start + 0.5))
+            events += message(rank, rank + count, start + 0.5, start + 0.6)
+    return Trace(events)
+
+
+def test_in_a_tall_timeline_ranks_that_do_alike_share_a_lane() -> None:
+    figure = timeline(pipelines(8, 3))
+    assert {"ranks\n0-7", "ranks\n8-15"} <= texts(figure)
+    assert figure.get_size_inches()[1] < 3
+    assert "Ranks 0-7: issued 3 send" in figure.alt_text
+    assert {"rank 0", "rank 3"} <= texts(timeline(pipelines(2, 3)))  # it fits on a screen
+
+
+def test_ranks_that_send_to_each_other_keep_their_lanes() -> None:
+    """Their order in time is what a pipeline or a ring shows."""
+    ring = [event for src in range(16) for event in message(src, (src + 1) % 16, src, src + 1)]
+    assert {f"rank {rank}" for rank in range(16)} <= texts(timeline(Trace(ring)))
+
+
 @pytest.mark.parametrize("count", [2, 5, 40])
 def test_overlapping_operations_do_not_hide_each_other(count: int) -> None:
     extra = {"blocked": []}

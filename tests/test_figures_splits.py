@@ -53,6 +53,8 @@ def test_frames_of_a_field_share_one_scale() -> None:
     figure = field_frames([np.zeros((4, 6)), np.ones((4, 6))], ["before", "after"], mesh=(2, 2))
     assert "colours from 0 to 1; lines are the edges of 2 x 2 tiles" in figure.alt_text
     assert "after: from 1 to 1, mean 1" in figure.alt_text
+    other = field_frames([np.zeros((4, 6))], ["other"], like=[np.ones((4, 6))])
+    assert "colours from 0 to 1" in other.alt_text
     assert len(figure.to_png()) > 1000
 
 

@@ -48,6 +48,12 @@ def test_a_step_takes_the_predicted_time(name: str) -> None:
     assert seconds_of(levers, cluster) == pytest.approx(predicted, rel=0.1)
 
 
+def test_figures_name_the_links_of_the_job_not_the_emulated_ones() -> None:
+    words = str(JOB.on(TWO_NODES, SLOWDOWN))
+    assert "300 GB/s" in words
+    assert words.endswith("with messages 10,000 times smaller, slowed down 8 times")
+
+
 @pytest.mark.slow
 @retried
 def test_one_rank_waits_for_no_message() -> None:

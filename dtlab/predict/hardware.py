@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -70,7 +70,8 @@ class Cluster:
 
     Every GPU has a separate port for each kind of link: its share of the node's switch, and a
     network adapter. Ranks fill one node after the other. `slowdown` is for emulation only: it
-    multiplies all times, so that microseconds become visible.
+    multiplies all times, so that microseconds become visible. `words` are what figures say of the
+    cluster; by default they list its links.
 
     Raises: ValueError for counts below 1, links that are not a `Link`, or a slowdown that is not
     above 0.
@@ -81,6 +82,7 @@ class Cluster:
     intra: Link = NVLINK
     inter: Link = INFINIBAND
     slowdown: float = 1.0
+    words: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node"):
@@ -109,6 +111,12 @@ class Cluster:
         return self.intra if self.node_of(src) == self.node_of(dst) else self.inter
 
     def __str__(self) -> str:
+        words = [self.words or self._links_in_words()]
+        if self.slowdown != 1:
+            words.append(f"slowed down {self.slowdown:g} times")
+        return ", ".join(words)
+
+    def _links_in_words(self) -> str:
         several = self.nodes > 1
         nodes = f"{self.nodes} nodes of " if several else ""
         words = [f"{nodes}{self.gpus_per_node} GPU{'s' * (self.gpus_per_node > 1)}"]
@@ -116,8 +124,6 @@ class Cluster:
             words.append(f"{self.intra} {'inside a node' if several else 'between GPUs'}")
         if several:
             words.append(f"{self.inter} between nodes")
-        if self.slowdown != 1:
-            words.append(f"slowed down {self.slowdown:g} times")
         return ", ".join(words)
 
     def __repr__(self) -> str:

@@ -25,7 +25,7 @@ from matplotlib.ticker import (
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure
 from dtlab.show.remeasure import far_off
 
-__all__ = ["Axis", "Chart", "Kind", "Numbers", "grey_out"]
+__all__ = ["Axis", "Chart", "Kind", "Numbers", "grey_out", "log_ends"]
 
 Kind = Literal["measured", "emulated", "predicted"]
 Numbers = npt.NDArray[np.float64]
@@ -66,6 +66,12 @@ class Axis:
         axis.set_minor_locator(NullLocator())
         axis.set_tick_params(colors=MUTED, labelsize=8, length=3)
         axis.set_label_text(self.name, fontsize=8, color=MUTED)
+
+
+def log_ends(low: float, high: float) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis, with some of its length beyond the values."""
+    room = max((high / low) ** 0.07, 1.12) if high > low else 1.5
+    return low / room, high * room
 
 
 class Chart:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from dtlab.show.drawing.style import Role, role_of
 from dtlab.show.notebook import place_words
@@ -25,6 +25,7 @@ __all__ = [
     "Bar",
     "Lane",
     "Message",
+    "folded",
     "hatches",
     "lanes",
     "look_of",
@@ -138,6 +139,30 @@ def lanes(events: Iterable[Event], names: Sequence[str] = ()) -> list[Lane]:
         _lane(rank, names[rank] if names else f"rank {rank}", by_rank[rank], several)
         for rank in sorted(by_rank)
     ]
+
+
+def folded(drawn: Sequence[Lane]) -> list[Lane]:
+    """Keep the first of the lanes with the same spans and operations; its name lists their ranks.
+
+    Peers, groups and times may differ. Lanes that send messages to each other are all kept.
+    """
+    alike: dict[tuple[Any, ...], list[Lane]] = {}
+    for lane in drawn:
+        spans = tuple(bar.label for bar in lane.bars if bar.shade == "span")
+        issued = Counter(
+            (bar.label.split(" ")[0], bar.bytes) for bar in lane.bars if bar.track != STRIP
+        )
+        alike.setdefault((spans, frozenset(issued.items())), []).append(lane)
+    kept = []
+    for group in alike.values():
+        ranks = {lane.rank for lane in group}
+        if len(group) == 1 or any(
+            bar.shade == "send" and bar.peer in ranks for lane in group for bar in lane.bars
+        ):
+            kept += group
+        else:
+            kept.append(replace(group[0], name=f"ranks\n{rank_words(ranks)}"))
+    return sorted(kept, key=lambda lane: lane.rank)
 
 
 def _is_collective(event: Event) -> bool:

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from dtlab.predict.hardware import CARDS, Card, Link
 from dtlab.predict.roofline import Ceiling, attainable, ceilings
 from dtlab.predict.units import in_units
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers, grey_out
+from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers, grey_out, log_ends
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, SHEET, Figure, blend, edge
 from dtlab.show.words import number_words
 
@@ -107,7 +107,7 @@ def _ends(numbers: Numbers, logarithmic: bool) -> tuple[float, float]:
     """Return the ends of an axis, with some space beyond the values."""
     low, high = float(np.nanmin(numbers)), float(np.nanmax(numbers))
     if logarithmic:
-        return low / 1.5, high * 1.5
+        return log_ends(low, high)
     low = min(0.0, low) if low < 0.4 * high else low
     room = 0.05 * (high - low) or 1.0
     return low - (room if low else 0.0), high + room

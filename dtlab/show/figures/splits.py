@@ -416,17 +416,19 @@ def field_frames(
     mesh: tuple[int, int] = (1, 1),
     title: str = "A field",
     unit: str = "",
+    like: Sequence[npt.ArrayLike] = (),
 ) -> Figure:
     """Draw fields [H, W] next to each other in one scale of colours, with the edges of the tiles.
 
     `mesh` is the number of tiles along rows and columns. All frames share one scale, so that they
-    can be compared.
+    can be compared, and so do those of another figure if they are passed as `like`.
     Raises: ValueError if there is not one name for each frame.
     """
     arrays = [np.asarray(frame, dtype=float) for frame in frames]
+    scaled = [*arrays, *(np.asarray(frame, dtype=float) for frame in like)]
     if not arrays or len(arrays) != len(names):
         raise ValueError(f"field_frames: {len(arrays)} frames, but {len(names)} names.")
-    low, high = min(a.min() for a in arrays), max(a.max() for a in arrays)
+    low, high = min(a.min() for a in scaled), max(a.max() for a in scaled)
     across = 8.2 / len(arrays)
     tall = min(3.2, across * arrays[0].shape[0] / arrays[0].shape[1])
     figure = Figure(9.4, tall + 1.15)

@@ -24,7 +24,7 @@ from dtlab.predict.plan import Estimate, Search
 from dtlab.predict.strategy import Choice
 from dtlab.predict.strategy.decision import ROOT, TREE, Leaf, Step
 from dtlab.predict.units import counted, in_gb
-from dtlab.show.drawing.charts import Axis, Chart
+from dtlab.show.drawing.charts import Axis, Chart, Numbers, log_ends
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure, blend, centred, edge
 from dtlab.show.words import time_words
 
@@ -370,8 +370,7 @@ _COLUMNS: Final = (
 
 
 def plan_table(found: Search, count: int = 10, *, title: str | None = None) -> Figure:
-    """Draw a table of a search's fastest plans; below it, the number of plans rejected by reason.
-    """
+    """Draw a table of a search's fastest plans, and below it, why how many plans were rejected."""
     best = found.best(count)
     reasons = sorted(found.rejected.items(), key=lambda each: -each[1])
     width = 0.3 + sum(size for _, size in _COLUMNS)
@@ -450,11 +449,10 @@ def plan_chart(
         f"{counted(len(nbytes), 'plan')}; {int(fits.sum()):,} fit in "
         f"{in_gb(found.problem.memory)}",
     )
-    ends = [float(each) for each in (nbytes.min(), nbytes.max(), seconds.min(), seconds.max())]
     chart = Chart(
         figure, (0.75, 0.6, 5.3, 3.5), [],
-        Axis("bytes on the fullest GPU", (0.8 * ends[0], 1.25 * ends[1]), True, _gb),
-        Axis("seconds of a step", (0.9 * ends[2], 1.1 * ends[3]), True, lambda each: f"{each:g}"),
+        Axis("bytes on the fullest GPU", _ends(nbytes), True, _gb),
+        Axis("seconds of a step", _ends(seconds), True, lambda each: f"{each:,g}"),
     )  # fmt: skip
     axes = chart.axes
     for mask, colour, words in ((~fits, "#C9C9C3", "does not fit"), (fits, PALETTE[0], "fits")):
@@ -479,6 +477,10 @@ def plan_chart(
         f"fit. {' '.join(said)}"
     )
     return figure
+
+
+def _ends(values: Numbers) -> tuple[float, float]:
+    return log_ends(float(values.min()), float(values.max()))
 
 
 def _gb(nbytes: float) -> str:

@@ -20,6 +20,7 @@ from dtlab.show.drawing.lanes import (
     Bar,
     Lane,
     Message,
+    folded,
     hatches,
     lanes,
     look_of,
@@ -50,6 +51,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 1.3, 0.86, 0.55  # inches around the lanes
 _STRIP, _TRACK, _GAP = 0.22, 0.2, 0.17  # inches: height of a strip, of a track, gap between lanes
 _ALL_TRACKS = 1.2  # inches: maximum for all tracks of one lane
 _SUBTITLE = 0.2  # inches
+_TALLEST = 6.5  # inches: a screen; above it, ranks that do alike share a lane
 _MOST_ARROWS = 32
 _MOST_HINTS = 600
 _FONT: Final = 7.0
@@ -80,15 +82,21 @@ def timeline(
     with its ranks. `arrows` connects each send to its receive (None: only if there are few).
     The mouse shows the bytes, times and line of each bar, unless there are very many.
     `width` is in inches. `note` is written below the title, after a remark on emulated links.
+    If the figure would be taller than a screen, ranks with the same spans and operations share a
+    lane, which shows the first of them.
     """
-    drawn = lanes(trace.events, trace.lane_names)
+    every = drawn = lanes(trace.events, trace.lane_names)
+    if _height(every) > _TALLEST and not trace.lane_names:
+        drawn = folded(every)
     notes = [f"emulated: {trace.emulated}" if trace.emulated else "", note]
+    if len(drawn) < len(every):
+        notes.append("ranks that do alike share a lane, with the times of the first")
     subtitle = "; ".join(filter(None, notes))
     heights = [_lane_height(lane) for lane in drawn]
     top = _TOP + (_SUBTITLE if subtitle else 0)
-    height = top + _BOTTOM + sum(heights) + _GAP * max(0, len(drawn) - 1)
+    height = top + _BOTTOM + _height(drawn)
     unit = "lane" if trace.lane_names else "rank"
-    heading = title or f"Timeline of {counted(len(drawn), unit)}"
+    heading = title or f"Timeline of {counted(len(every), unit)}"
     in_words = f"{heading} ({subtitle})" if subtitle else heading
     figure = Figure(width, height, alt_text=_alt_text(in_words, drawn))
     figure.heading(heading, subtitle)
@@ -132,6 +140,11 @@ def _track(lane: Lane) -> float:
 
 def _lane_height(lane: Lane) -> float:
     return _strip(lane) + lane.tracks * _track(lane)
+
+
+def _height(drawn: Sequence[Lane]) -> float:
+    """Return the inches of all lanes, with the gaps between them."""
+    return sum(map(_lane_height, drawn)) + _GAP * max(0, len(drawn) - 1)
 
 
 @dataclass(frozen=True)
@@ -347,7 +360,8 @@ def _alt_text(heading: str, drawn: Sequence[Lane]) -> str:
         operations = [f"{count} {name}" for name, count in sorted(lane.operations.items())]
         facts = [f"issued {list_words(operations)}"] if operations else []
         facts += _sums(lane).splitlines()
-        parts.append(f"{lane.name.capitalize()}: {', '.join(facts) or 'nothing'}.")
+        name = lane.name.replace("\n", " ").capitalize()
+        parts.append(f"{name}: {', '.join(facts) or 'nothing'}.")
     return " ".join(parts)
 
 

@@ -53,7 +53,8 @@ class Job:
             Link(link.latency, link.bandwidth / self.shrink)
             for link in (cluster.intra, cluster.inter)
         )
-        return replace(cluster, intra=intra, inter=inter, slowdown=slowdown)
+        words = f"{cluster}, with messages {self.shrink:,} times smaller"
+        return replace(cluster, intra=intra, inter=inter, slowdown=slowdown, words=words)
 
 
 @dataclass(frozen=True)
