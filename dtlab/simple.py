@@ -765,7 +765,7 @@ def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
         name, _, rest = blocked[rank].partition(" ")
         if name in COLLECTIVES:  # for the ranks whose k-th collective is not this one
             k = len(collectives[rank]) - 1
-            others = [int(rest)] if name == "broadcast" else range(len(logs))
+            others = [int(rest)] if rest else range(len(logs))  # a broadcast: for its root
             return [r for r in others if collectives[r][k : k + 1] != [blocked[rank]]]
         peer, _, suffix = rest.partition(" ")  # such as "tag 3", or nothing
         if peer == "any":
@@ -820,8 +820,8 @@ def report_operations(tell: Callable[[str], object]) -> None:
                 return operation(*args, **options)
             tell("block")  # a call of `send` tells block, then send as above, then end
             if name in COLLECTIVES:
-                root = given.get("src", given.get("group_src", ""))  # of a broadcast
-                tell(f"{name} {root}".strip())
+                roots = [given[key] for key in ("src", "group_src") if given.get(key) is not None]
+                tell(" ".join([name, *map(str, roots)]))  # a broadcast has a root
             result = operation(*args, **options)
             tell("end")
             return result

@@ -19,21 +19,12 @@ from dtlab.parallel.zero.fully_sharded import NaiveZero3, Zero3
 from dtlab.training.accumulation import accumulate
 from dtlab.training.models import GPT, MLP, Block, ConvNet, GPTConfig
 from tests.marks import slow
+from tests.parity import Frozen
 from tests.staying import on_ranks
 
 SMALL = GPTConfig(vocab_size=37, context=8, num_layers=3, num_heads=2, width=12)
 EXACT = {"rtol": 1e-9, "atol": 1e-11}  # float64, so that errors larger than rounding show
 State = dict[str, Tensor]
-
-
-class Frozen(nn.Sequential):
-    """The first layer is not trained, and neither is half of the third; odd memory layouts."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(7, 9), nn.Tanh(), nn.Linear(9, 9), nn.Linear(9, 5))
-        self[0].requires_grad_(False)
-        self[2].weight.requires_grad_(False)
-        self[3].weight = nn.Parameter(self[3].weight.detach().t().contiguous().t())
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
