@@ -1,4 +1,4 @@
-"""One harness for engines of data parallelism: they train as one process does on all samples.
+"""One harness for engines: on several ranks they train as one process does on all samples.
 
     class Engine          what a training loop needs; as it is, plain PyTorch in one process
     MODELS, OPTIMIZERS    what is trained, and how it is stepped
@@ -35,6 +35,7 @@ EXACT = {"rtol": 1e-9, "atol": 1e-10}  # float64, so that errors larger than rou
 NORMS = {"rtol": 1e-6, "atol": 1e-7}  # engines return them in float32, and clip by them
 CLOSE = {"rtol": 1e-3, "atol": 3e-5}
 SAMPLES = 4  # of a rank in a step
+TOKENS = 12  # of a sample of a language model; 1, 2, 3 and 4 ranks divide them
 State = dict[str, Tensor]
 
 
@@ -164,11 +165,21 @@ def convolutional() -> nn.Module:
 
 
 def gpt() -> nn.Module:
-    return GPT(GPTConfig(vocab_size=29, context=8, num_layers=3, num_heads=2, width=12))
+    return GPT(GPTConfig(vocab_size=29, context=TOKENS, num_layers=4, num_heads=4, width=12))
+
+
+def gpt_of_twelve_heads(frozen: bool = False) -> nn.Module:
+    """Heads that 1, 2, 3 and 4 ranks divide; some of the frozen parameters too, and some not."""
+    model = GPT(GPTConfig(vocab_size=29, context=TOKENS, num_layers=2, num_heads=12, width=24))
+    if frozen:
+        model.blocks[0].mlp[0].weight.requires_grad_(False)
+        model.blocks[1].mlp_norm.requires_grad_(False)
+    return model
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "mlp": mlp, "convolutional": convolutional, "gpt": gpt, "tied": Tied, "frozen": Frozen,
+    "gpt, 12 heads": gpt_of_twelve_heads, "gpt, frozen": lambda: gpt_of_twelve_heads(True),
     "mixed": Mixed, "few": Few, "branches": Branches, "shared": Shared,
     "recomputing": lambda: Recomputing(False),
     "recomputing without a tie": lambda: Recomputing(False, tied=False),
@@ -185,8 +196,8 @@ def made(model: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Mo
 def drawn(model: str, dtype: torch.dtype, step: int, rank: int) -> tuple[Tensor, Tensor]:
     """The inputs and the labels of a rank in a step."""
     draw = torch.Generator().manual_seed(100 * step + rank)
-    if model in ("gpt", "tied"):
-        tokens = torch.randint(29, (SAMPLES, 9), generator=draw)
+    if model.startswith(("gpt", "tied")):
+        tokens = torch.randint(29, (SAMPLES, TOKENS + 1), generator=draw)
         return tokens[:, :-1], tokens[:, 1:]
     inputs = torch.randn(SAMPLES, 7, generator=draw, dtype=torch.float64).to(dtype)
     return inputs, torch.randint(5, (SAMPLES,), generator=draw)
@@ -196,7 +207,7 @@ def batch(step: int, size: int, tokens: bool = False) -> tuple[Tensor, Tensor]:
     """Inputs and labels of a step for all ranks together, in single precision."""
     draw = torch.Generator().manual_seed(step)
     if tokens:
-        sequences = torch.randint(29, (size, 9), generator=draw)
+        sequences = torch.randint(29, (size, TOKENS + 1), generator=draw)
         return sequences[:, :-1], sequences[:, 1:]
     return torch.randn(size, 7, generator=draw), torch.randint(5, (size,), generator=draw)
 
@@ -267,6 +278,16 @@ class Engine:
         """The optimizer."""
         return stepped.cls(self.params, **stepped.arguments)
 
+    def place(self, group: Any) -> int:
+        """Which samples of a batch are this rank's; ranks that share a model have the same."""
+        return dist.get_rank(group)
+
+    def backward(self, inputs: Tensor, labels: Tensor, share: float) -> Tensor:
+        """Forward and backward of a rank's samples, which are this share of the loss."""
+        loss = share * loss_of(self.model, inputs, labels)
+        loss.backward()
+        return loss.detach()
+
     def no_sync(self) -> AbstractContextManager[Any]:
         """In which backward passes do not communicate."""
         return nullcontext()
@@ -299,18 +320,28 @@ class Loop:
     seen: list[State] = field(default_factory=list)  # after each step
     numbers: list[float] = field(default_factory=list)  # losses, and norms before clipping
 
+    def samples(self, batch: int) -> list[tuple[Tensor, Tensor]]:
+        """Inputs and labels of each rank that is played."""
+        return [drawn(self.model, self.dtype, batch, rank) for rank in self.plays]
+
     def losses(self, batch: int) -> list[Tensor]:
         """The loss of each rank that is played, over their number."""
-        found = []
-        for rank in self.plays:
-            inputs, labels = drawn(self.model, self.dtype, batch, rank)
-            found.append(loss_of(self.engine.model, inputs, labels) / len(self.plays))
-        return found
+        each = [loss_of(self.engine.model, *one) for one in self.samples(batch)]
+        return [loss / len(each) for loss in each]
 
-    def backward(self, batch: int, scale: float = 1.0) -> None:
-        """Forward and backward of one batch."""
-        for loss in self.losses(batch):
-            (scale * loss).backward()
+    def backward(self, batch: int) -> Tensor:
+        """Forward and backward of one batch; the mean loss of what is played."""
+        share = 1 / len(self.plays)
+        return torch.stack([
+            self.engine.backward(*one, share) for one in self.samples(batch)
+        ]).sum()  # fmt: skip
+
+    def note(self, loss: Tensor) -> None:
+        """Keep the mean loss over all ranks."""
+        if len(self.plays) == 1 and dist.is_initialized():
+            dist.all_reduce(loss, group=self.group)
+            loss /= dist.get_world_size(self.group)
+        self.numbers.append(loss.item())
 
     def step(self) -> None:
         """Step the optimizer, and keep what it has made of the parameters."""
@@ -322,20 +353,14 @@ class Loop:
 def steps(loop: Loop) -> None:
     """A batch a step, and its loss."""
     for step in range(4):
-        mean = torch.stack(loop.losses(step)).sum()
-        mean.backward()
+        loop.note(loop.backward(step))
         loop.step()
-        value = mean.detach()
-        if len(loop.plays) == 1 and dist.is_initialized():
-            dist.all_reduce(value, group=loop.group)
-            value /= dist.get_world_size(loop.group)
-        loop.numbers.append(value.item())
 
 
 def microbatches(loop: Loop) -> None:
     """Each of three communicates."""
     for batch in range(6):
-        loop.backward(batch, 1 / 3)
+        loop.backward(batch)
         if batch % 3 == 2:
             loop.step()
 
@@ -345,9 +370,9 @@ def silent(loop: Loop) -> None:
     for step in range(2):
         with loop.engine.no_sync():
             with loop.engine.no_sync():
-                loop.backward(3 * step, 1 / 3)
-            loop.backward(3 * step + 1, 1 / 3)
-        loop.backward(3 * step + 2, 1 / 3)
+                loop.backward(3 * step)
+            loop.backward(3 * step + 1)
+        loop.backward(3 * step + 2)
         loop.step()
 
 
@@ -363,7 +388,7 @@ def one_backward(loop: Loop) -> None:
     for step in range(2):
         batches = [loop.losses(3 * step + k) for k in range(3)]
         for losses in zip(*batches, strict=True):  # of one rank
-            (sum(losses) / 3).backward()
+            sum(losses).backward()
         loop.step()
 
 
@@ -371,7 +396,7 @@ def forward_twice(loop: Loop) -> None:
     """Two forward passes, and then the backward pass of each."""
     for step in range(2):
         for loss in [*loop.losses(2 * step), *loop.losses(2 * step + 1)]:
-            (loss / 2).backward()
+            loss.backward()
         loop.step()
 
 
@@ -379,8 +404,8 @@ def backward_twice(loop: Loop) -> None:
     """Two backward passes through one graph."""
     for step in range(2):
         for loss in loop.losses(step):
-            (loss / 2).backward(retain_graph=True)
-            (loss / 2).backward()
+            loss.backward(retain_graph=True)
+            loss.backward()
         loop.step()
 
 
@@ -418,7 +443,7 @@ def broken_off(loop: Loop) -> None:
 def clipped(loop: Loop, kind: float = 2.0) -> None:
     """By the norm of the whole gradient, which is of all ranks."""
     for step in range(3):
-        loop.backward(step)
+        loop.note(loop.backward(step))
         loop.numbers.append(loop.engine.clip(0.05, kind))
         loop.step()
 
@@ -474,7 +499,7 @@ def _on_rank(
         rank, found = dist.get_rank(group), []
         for model, optimizer, program in tasks:
             engine = build(made(model, dtype, seed=rank), OPTIMIZERS[optimizer], group)
-            loop = Loop(engine, model, dtype, [rank], group)
+            loop = Loop(engine, model, dtype, [engine.place(group)], group)
             PROGRAMS[program](loop)
             found.append((loop.seen, loop.numbers))
         return found
@@ -497,13 +522,14 @@ def assert_trains_alike(
     ranks: int = 3,
     dtype: torch.dtype = torch.float64,
     members: Sequence[int] | None = None,
+    replicas: int | None = None,
     reference: Callable[..., Engine] | None = None,
     **tolerance: float,
 ) -> None:
     """An engine trains as one process does, or as another engine: parameters after each step.
 
-    With `members`, these are the ranks that train, of all that run. The tolerance is relative and
-    absolute, `rtol` and `atol`.
+    With `members`, these are the ranks that train, of all that run. With `replicas`, several ranks
+    share each of so many models. The tolerance is relative and absolute, `rtol` and `atol`.
     """
     tasks = [(m, o, p) for m in models for o in optimizers for p in programs]
     values = on_ranks(_on_rank, build, tasks, dtype, members, world_size=ranks, timeout=60).values
@@ -513,7 +539,7 @@ def assert_trains_alike(
             _on_rank, reference, tasks, dtype, members, world_size=ranks, timeout=60
         ).values[(members or [0])[0]]
     else:
-        wanted = [_alone(task, len(values), dtype) for task in tasks]
+        wanted = [_alone(task, replicas or len(values), dtype) for task in tasks]
     close = tolerance or (EXACT if dtype is torch.float64 else CLOSE)
     for task, right, *each in zip(tasks, wanted, *values, strict=True):
         near = NORMS if close is EXACT and "clipped" in task[2] else close

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dtlab import collectives
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
+from dtlab.parallel.gpt import ParallelGPT
+from dtlab.parallel.mesh import make_mesh
 from dtlab.parallel.zero import Zero1, Zero2
 from dtlab.parallel.zero.fully_sharded import NaiveZero3, Zero3
 from tests.marks import proof
@@ -126,6 +129,7 @@ IN_STEP = {"naive", *SHARDED} - {"stage 3, one block"}  # their ranks must call 
 NOT_FOR = {
     *((name, "branches") for name in IN_STEP),
     ("stage 3, layers", "few"),
+    ("stage 3, layers", "tied"),  # PyTorch's attention uses a Linear's weight without calling it
     *(("stage 3, naive", one) for one in ("frozen", "silent", "left by an error")),
 }
 MAIN = ("naive", "many buckets", "stage 1", "stage 2", "stage 3")
@@ -135,6 +139,57 @@ ALL = [*MAIN, *(proof(name) for name in ENGINES if name not in MAIN)]
 def suiting(name: str, things: Iterable[str]) -> list[str]:
     """The models or programs that an engine can train."""
     return [one for one in things if (name, one) not in NOT_FOR]
+
+
+class OnAMesh(Engine):
+    """All kinds of parallelism at once."""
+
+    def __init__(self, sizes: Any, options: Any, module: Any, stepped: Stepped, _: Any) -> None:
+        self.mesh = make_mesh(**sizes)
+        dtype = next(module.parameters()).dtype
+        self.model = ParallelGPT(module.config, self.mesh, dtype=dtype, **options)
+        self.model.load_full_state_dict(module.state_dict())
+        self.optimizer = self.model.make_optimizer(stepped.cls, **stepped.arguments)
+
+    def place(self, group: Any) -> int:
+        return self.mesh.get_local_rank("data")
+
+    def backward(self, inputs: Tensor, labels: Tensor, share: float) -> Tensor:
+        return share * self.model.forward_backward(inputs, labels)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        return self.model.no_sync()
+
+    def clip(self, norm: float, kind: float) -> float:
+        return float(self.model.clip_grad_norm_(norm))
+
+    def state(self) -> State:
+        whole = self.model.full_state_dict()
+        del whole["head.weight"]  # one parameter under two names
+        return whole
+
+
+def meshes() -> Iterator[Any]:
+    """Two to four ranks, with every ZeRO stage and schedule that fits them."""
+    for data, pipeline, tensor in (
+        (2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 3), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2),
+    ):  # fmt: skip
+        sizes = {"data": data, "pipeline": pipeline, "tensor": tensor}
+        options: list[dict[str, Any]] = [
+            {"zero": zero, "sequence_parallel": tensor > 1 and zero % 2 == 0}
+            for zero in range(4 if data > 1 else 1)
+        ]
+        if pipeline > 1:
+            options += [
+                {"schedule": "interleaved", "chunks": 2, "zero": data},
+                {"schedule": "zb_h1", "zero": data},
+                {"schedule": "gpipe", "zero": 3 * (data > 1)},
+            ]
+        elif data == 1:
+            options += [{"sequence_parallel": False}]
+        for each in options:
+            name = ", ".join(f"{key} {value}" for key, value in {**sizes, **each}.items())
+            yield pytest.param(sizes, each, id=name)
 
 
 # Against one process -----------------------------------------------------------------------------
@@ -184,6 +239,36 @@ def test_within_a_group(name: str) -> None:
 def test_in_single_precision(name: str) -> None:
     models = ["mlp", "tied", *(["mixed"] if name not in SHARDED else [])]
     assert_trains_alike(ENGINES[name], models, optimizers=["Adam"], dtype=torch.float32)
+
+
+def trains_on(sizes: dict[str, int], options: dict[str, Any], *programs: str) -> None:
+    assert_trains_alike(
+        partial(OnAMesh, sizes, {"microbatches": 2, **options}),
+        ["gpt, 12 heads" if sizes["tensor"] == 3 else "gpt"],
+        programs,
+        ranks=math.prod(sizes.values()),
+        replicas=sizes["data"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sizes", "options"), list(meshes()))
+def test_on_every_mesh(sizes: dict[str, int], options: dict[str, Any]) -> None:
+    trains_on(sizes, options, "clipped")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", range(4))
+def test_accumulation_on_a_mesh_adds_up_also_the_shared_embedding(zero: int) -> None:
+    sizes = {"data": 2, "pipeline": 2, "tensor": 1}
+    trains_on(sizes, {"zero": zero}, "microbatches", "silent")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zero", [0, *map(proof, (1, 2, 3))])
+def test_on_a_mesh_of_eight_ranks(zero: int) -> None:
+    sizes = {"data": 2, "pipeline": 2, "tensor": 2}
+    trains_on(sizes, {"zero": zero, "sequence_parallel": True}, "clipped")
 
 
 # Beside PyTorch's own ----------------------------------------------------------------------------

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dtlab import simple
-from dtlab.parallel.data import DataParallel, assert_replicas_equal
+from dtlab.parallel.data import DataParallel
 from dtlab.parallel.mesh import make_mesh
 from dtlab.parallel.tensor import (
     ColumnParallelLinear,
@@ -24,7 +25,6 @@ from dtlab.parallel.tensor import (
     ParallelMLP,
     RankDropout,
     RowParallelLinear,
-    ShardedLayer,
     VocabParallelEmbedding,
     clip_grad_norm_,
     full_state_dict,
@@ -48,6 +48,7 @@ from dtlab.training.models import GPT, Block, GPTConfig
 from dtlab.training.saved import saved_bytes
 from dtlab.training.transformer_layer import TransformerLayer
 from tests.marks import slow
+from tests.parity import Engine, assert_trains_alike
 from tests.staying import on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -380,79 +381,48 @@ class ShardedGPT(nn.Module):
         return self.head(self.norm(hidden))
 
 
-STEPS, MAX_NORM = 3, 0.05
+class TensorParallel(Engine):
+    """The sharded model on the tensor axis, with its replicas averaged on the data axis."""
 
+    def __init__(self, data: int, sequence_parallel: bool, *args: Any) -> None:
+        self.mesh = make_mesh(data=data, tensor=dist.get_world_size() // data)
+        self.tensor, self.sequence_parallel = self.mesh.get_group("tensor"), sequence_parallel
+        super().__init__(*args)
 
-def batch(step: int, share: slice) -> tuple[Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(step)
-    tokens = torch.randint(29, (4, TOKENS + 1), generator=draw)[share]
-    return tokens[:, :-1], tokens[:, 1:]
+    def wrap(self, _: Any) -> None:
+        inner = ShardedGPT(self.module, self.tensor, self.sequence_parallel)
+        self.params = list(inner.parameters())
+        self.model = DataParallel(inner, group=self.mesh.get_group("data"), bucket_cap_mb=0.01)
 
+    def place(self, _: Any) -> int:
+        return self.mesh.get_local_rank("data")
 
-def gpt() -> GPT:
-    model = GPT(CONFIG, seed=2).double()
-    model.blocks[0].mlp[0].weight.requires_grad_(False)  # frozen, and shared by ranks
-    model.blocks[1].mlp_norm.requires_grad_(False)
-    return model
-
-
-@cache
-def dense_training() -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Losses, norms before clipping, and the parameters after the last step."""
-    model, losses, norms = gpt(), [], []
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for step in range(STEPS):
-        inputs, targets = batch(step, slice(None))
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    def backward(self, inputs: Tensor, labels: Tensor, share: float) -> Tensor:
+        loss = share * vocab_parallel_cross_entropy(self.model(inputs), labels, self.tensor)
         loss.backward()
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
-        optimizer.step()
-        losses.append(loss.item())
-    return losses, norms, model.state_dict()
+        return loss.detach()
 
+    def no_sync(self) -> AbstractContextManager[Any]:
+        return self.model.no_sync()
 
-def training(
-    data: int, sequence_parallel: bool
-) -> tuple[list[float], list[float], dict[str, Any]]:
-    mesh = make_mesh(data=data, tensor=dist.get_world_size() // data)
-    group = mesh.get_group("tensor")
-    inner = ShardedGPT(gpt(), group, sequence_parallel)
-    model = DataParallel(inner, group=mesh.get_group("data"), bucket_cap_mb=0.01)
-    optimizer = torch.optim.Adam(inner.parameters(), lr=3e-3)
-    at, losses, norms = mesh.get_local_rank("data"), [], []
-    for step in range(STEPS):
-        inputs, targets = batch(step, slice(at, None, data))
-        optimizer.zero_grad()
-        loss = vocab_parallel_cross_entropy(model(inputs), targets, group)
-        loss.backward()
-        norms.append(float(clip_grad_norm_(model, MAX_NORM)))
-        optimizer.step()
-        losses.append(loss.item())
-    replicated = nn.Module()
-    shared = {f"{id(p)}" for m in inner.modules() if isinstance(m, ShardedLayer)
-              for n, p in m.named_parameters(recurse=False) if n in m.splits}  # fmt: skip
-    for name, one in inner.named_parameters():
-        if f"{id(one)}" not in shared:
-            replicated.register_parameter(name.replace(".", "_"), one)
-    assert_replicas_equal(replicated)  # over all ranks, to the last bit
-    return losses, norms, full_state_dict(model)
+    def clip(self, norm: float, kind: float) -> float:
+        return float(clip_grad_norm_(self.model, norm, kind))
+
+    def state(self) -> dict[str, Tensor]:
+        whole = full_state_dict(self.model)
+        assert whole["head.weight"] is whole["token_embedding.weight"]
+        return {name: whole[name].clone() for name in self.names}
 
 
 @pytest.mark.parametrize(
     ("data", "tensor", "sequence_parallel"),
     [(1, 3, False), (2, 2, True), slow(1, 2, False), slow(1, 4, True), slow(2, 2, False)],
 )
-def test_training_equals_the_dense_models(data: int, tensor: int, sequence_parallel: bool) -> None:
-    losses, norms, state = dense_training()
-    run = on_ranks(training, data, sequence_parallel, world_size=data * tensor)
-    for _, own_norms, own_state in run.values:
-        same(own_norms, norms, rtol=1e-5, atol=1e-7)  # as torch gives it: in single precision
-        assert own_norms[0] > MAX_NORM
-        same(own_state, state, rtol=1e-7, atol=1e-8)  # Adam divides by what is nearly zero
-        assert own_state["head.weight"] is own_state["token_embedding.weight"]
-    means = [sum(run.values[tensor * at][0][s] for at in range(data)) / data for s in range(STEPS)]
-    same(means, losses, rtol=1e-8, atol=1e-8)
+def test_trains_as_in_one_process(data: int, tensor: int, sequence_parallel: bool) -> None:
+    engine = partial(TensorParallel, data, sequence_parallel)
+    assert_trains_alike(
+        engine, ["gpt, frozen"], ["clipped", "silent"], ranks=data * tensor, replicas=data
+    )
 
 
 def state_round_trip(state: dict[str, Tensor]) -> dict[str, Any]:
@@ -473,7 +443,7 @@ def state_round_trip(state: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def test_a_dense_state_is_loaded_and_saved() -> None:
-    state = dense_training()[2]
+    state = GPT(CONFIG, seed=2).double().state_dict()
     for got in on_ranks(state_round_trip, state, world_size=2).values:
         same(got, dict(state), rtol=0, atol=0)
 
