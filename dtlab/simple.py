@@ -105,9 +105,10 @@ def ring_all_reduce(tensor: Tensor) -> None:
 def average_by_hooks(module: nn.Module) -> None:
     """Make `loss.backward()` average gradients: a hook all-reduces each as soon as it is complete.
 
-    A rank sends 2(N-1)/N times the gradients, in one all-reduce for each parameter. All ranks
-    begin with rank 0's parameters. In each step they must use all parameters and compute their
-    gradients in the same order, since the first all-reduce of one rank meets the first of another.
+    A hook is a function that autograd calls, here when it has added up all of a gradient. A rank
+    sends 2(N-1)/N times the gradients, in one all-reduce for each parameter. All ranks begin with
+    rank 0's parameters. In each step they must use all parameters and compute their gradients in
+    the same order, since the first all-reduce of one rank meets the first of another.
     """
 
     def average(parameter: Any) -> None:
@@ -193,7 +194,7 @@ def accumulate(
 
 
 class Zero1:
-    """Data parallelism with 1/N of the optimizer: `Zero1(model.parameters(), Adam, lr=0.01)`.
+    """Data parallelism, optimizer state divided: `Zero1(model.parameters(), Adam, lr=0.01)`.
 
     `step` reduces each gradient to its owner, and the owner broadcasts the new parameter. Together
     these move as many bytes as an all-reduce of the gradients. Every parameter needs a gradient.
@@ -359,7 +360,7 @@ def vocab_embedding(tokens: Tensor, table: Tensor) -> Tensor:
     """
     row = tokens - dist.get_rank() * len(table)
     here = (row >= 0) & (row < len(table))
-    found = F.embedding(row.where(here, 0), table) * here.unsqueeze(-1)
+    found = F.embedding(row.where(here, 0), table).where(here.unsqueeze(-1), 0)
     return SumOverRanks.apply(found)
 
 
@@ -421,14 +422,16 @@ def run_schedule(
 ) -> None:
     """Run this rank's actions, with stage r on rank r: receive, compute, send.
 
-    It runs schedules of F and B in which no ranks wait for each other in a circle, such as GPipe's
-    and 1F1B. Microbatches have equal sizes, so the mean of their losses is right.
-    Outputs go to the next stage and gradients of inputs to the previous one, one microbatch of
-    activations each. All stages take and return tensors of the shape of `inputs`, a list of
-    microbatches. Tag 2m marks the output of microbatch m, tag 2m + 1 its gradient.
+    It runs schedules of F and B in which no ranks wait for each other in a circle, such as 1F1B,
+    or GPipe, in which all forwards come first. `loss` is a mean over samples, and microbatches
+    have equal sizes, so the mean of their losses is right. Outputs go to the next stage and
+    gradients of inputs to the previous one, one microbatch of activations each. All stages take
+    and return tensors of the shape of `inputs`, a list of microbatches, of which only rank 0 reads
+    the values. A message and its receive have the same tag: 2m for the output of microbatch m, and
+    2m + 1 for its gradient.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
-    pending: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of microbatches, from F to B
+    pending: dict[int, tuple[Tensor, Tensor, Any]] = {}  # input, output, message; from F to B
     sending: list[Any] = []  # not waited for here: the neighbour may be sending to us, too
     for _, kind, m in schedule[rank]:
         if kind == "F":
@@ -436,14 +439,16 @@ def run_schedule(
             if rank > 0:
                 dist.recv(x, src=rank - 1, tag=2 * m)
             y = module(x.requires_grad_())
+            sent: Any = None
             if rank < last:
-                sending.append(dist.isend(y.detach().contiguous(), dst=rank + 1, tag=2 * m))
-            pending[m] = x, y
+                sent = dist.isend(y.detach().contiguous(), dst=rank + 1, tag=2 * m)
+            pending[m] = x, y, sent
         else:
-            x, y = pending.pop(m)
+            x, y, sent = pending.pop(m)
             if rank < last:
                 gradient = torch.empty_like(y, memory_format=torch.contiguous_format)
                 dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
+                sent.wait()  # at once, since the next stage had y to answer with a gradient
                 y.backward(gradient)
             else:
                 (loss(y, targets[m]) / len(targets)).backward()
@@ -507,9 +512,9 @@ def simulate(
 def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over all ranks' tokens, forward only; q, k, v [b, heads, tokens / N, d].
 
-    In an all-to-all, part r of each rank goes to rank r. One exchanges a split of the tokens for a
-    split of the heads, and a second one goes back. A rank sends (N-1)/N of its q, k, v and output,
-    so the bytes per rank fall as N grows.
+    N divides the heads. In an all-to-all, part r of each rank goes to rank r. One exchanges a
+    split of the tokens for a split of the heads, and a second one goes back. A rank sends (N-1)/N
+    of its q, k, v and output, so the bytes per rank fall as N grows.
     """
 
     def exchange(parts: Sequence[Tensor]) -> list[Tensor]:
@@ -562,8 +567,8 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def halo_exchange(tile: Tensor) -> Tensor:
     """Return this rank's rows with one more above and one below, from the neighbours; or zeros.
 
-    A rank sends two rows, however many it has: large tiles are cheap. At the ends of the field
-    there is no neighbour, and the row is zeros. Forward only.
+    A rank sends two rows at most, however many it has: large tiles are cheap. At the ends of the
+    field there is no neighbour, and the row is zeros. Forward only.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     padded = torch.cat([torch.zeros_like(tile[:1]), tile, torch.zeros_like(tile[:1])])
@@ -634,7 +639,8 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
 def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
     """Return the mean over ranks of each rank's k elements of largest absolute value.
 
-    What is not sent remains in `error`, which is updated in place.
+    They are those of `gradient` plus `error`. What is not sent remains in `error`, a contiguous
+    tensor that is updated in place.
     A rank sends 8 bytes for each of its k elements, a place and a value, to every other rank.
     """
     error += gradient
@@ -713,7 +719,7 @@ def work(module: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> None:
 # A long run will be interrupted. It continues as if nothing had happened if we save all that the
 # next step reads: parameters, the optimizer's state, the step, and the state of random numbers.
 # If all ranks hold the same state, also of random numbers, one of them saves it for all. Otherwise
-# each rank saves to its own path; with dropout, for example, ranks draw different numbers.
+# each rank saves to its own path, for example if ranks have different seeds for dropout.
 
 
 def save(path: Path, step: int, **parts: Any) -> None:
@@ -742,17 +748,17 @@ def load(path: Path, **parts: Any) -> int:
 # from rank 1, "send 1", or "all_reduce". Around an operation in which it waits, the log has two
 # more entries: "block" before it and "end" after it. If rank 0 has ["block", "recv 1"] and rank 1
 # has ["block", "recv 0"], neither has sent, so neither will ever receive. A collective waits for
-# all ranks, except that "broadcast 0", from rank 0, waits for rank 0 only. In a reduce one rank
-# waits and the others go on, so it is left out.
+# all ranks, except that "broadcast 0", from rank 0, waits for rank 0 only. Left out are reduce and
+# gather, in which one rank waits and the others go on, and scatter.
 
 COLLECTIVES = (
-    "all_reduce", "broadcast", "barrier", "all_gather", "all_gather_single",
-    "reduce_scatter_single", "all_to_all_single",
+    "all_reduce", "broadcast", "barrier", "all_gather", "all_gather_single", "reduce_scatter",
+    "reduce_scatter_single", "all_to_all", "all_to_all_single",
 )  # fmt: skip
 
 
 def find_deadlock(logs: Sequence[Sequence[str]]) -> str:
-    """Return which ranks can never proceed, and why; "" if all may, as far as the logs tell.
+    """Return a chain of ranks that can never proceed, and why; "" if all may, as far as logs tell.
 
     A rank waits for the ranks that have not begun what its operation needs. If that leads in a
     circle or to a rank that has finished, no rank on the way can proceed, however long we wait.
@@ -802,7 +808,8 @@ def report_operations(tell: Callable[[str], object]) -> None:
     """Make torch.distributed `tell` each operation, as `find_deadlock` reads it.
 
     Operations on a part of the ranks are left out, and so is every `wait()`, as after `isend` or
-    with `async_op=True`: a deadlock there is not found, but none is invented.
+    with `async_op=True`: a deadlock there is not found. None is invented where each rank has one
+    thread, calls these functions as `dist.name(...)`, and catches no error of theirs.
     """
 
     def replace(name: str) -> None:
@@ -844,7 +851,7 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
     """Run `fn(*args)` on forked ranks and return their results; if one fails, end them all.
 
     Raises: RuntimeError with the traceback of the rank that failed, or that says which rank has
-    died or why none can proceed. When this returns or raises, no process, port or file is left.
+    died or why none can proceed. When this returns or raises, no rank, port or file is left.
     """
     store: Any = None
     fork = multiprocessing.get_context("fork")
@@ -865,13 +872,14 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
             pipe.send(store.port)
         while len(results) < ranks:
             ready = wait(pipes, timeout=0.1)
-            # We look only while no entry is on its way: then the logs say all that has happened.
+            # We look only while no entry is on its way. A rank tells of each operation before it
+            # begins, so what is in no log has not begun.
             if not ready and (reason := find_deadlock(logs)):
                 raise RuntimeError(f"deadlock: {reason}")
             for rank in [rank for rank in range(ranks) if pipes[rank] in ready]:
                 try:
                     kind, value = pipes[rank].recv()
-                except (EOFError, ConnectionError):  # the other end is closed: the rank has died
+                except (EOFError, OSError):  # the other end is closed: the rank has died
                     kind, value = "died", ""
                 if kind in ("error", "died"):  # errors may come before the death that caused them
                     ended = wait([each.sentinel for each in processes], timeout=1.0)
@@ -904,6 +912,7 @@ def run_rank(
         end.close()  # only the launcher has these ends now, so pipes end when the launcher dies
     try:
         torch.set_num_threads(1)  # a fork has none of the threads that this process had started
+        # Loopback, so that gloo neither looks up this machine's name nor listens to others.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
         store = dist.TCPStore("127.0.0.1", pipe.recv())  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
