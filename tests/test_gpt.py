@@ -5,6 +5,7 @@ That it trains as one process does on every mesh is shown in test_parity.py.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,42 @@ def test_a_dense_state_is_loaded_and_saved_unchanged(zero: int) -> None:
     for found in run.values:
         assert found.keys() == state.keys()
         assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def resumed(zero: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The parameters after four steps, and after two, a pause and two more."""
+    from dtlab.parallel.gpt import ParallelGPT
+    from dtlab.parallel.mesh import make_mesh
+
+    mesh = make_mesh(data=2, pipeline=2, tensor=1)
+    tokens, targets = (each.chunk(2)[mesh.get_local_rank("data")] for each in batch())
+
+    def made() -> tuple[Any, Any]:
+        model = ParallelGPT(CONFIG, mesh, zero=zero, microbatches=2)
+        return model, model.make_optimizer(torch.optim.Adam, lr=0.01)
+
+    def train(model: Any, optimizer: Any) -> None:
+        for _ in range(2):
+            model.forward_backward(tokens, targets)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model, optimizer = made()
+    train(model, optimizer)
+    again, other = made()
+    again.load_full_state_dict(model.full_state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    other.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] = 0.02  # their optimizers' too
+    train(model, optimizer)
+    train(again, other)
+    return model.full_state_dict(), again.full_state_dict()
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_a_rank_saves_and_loads_its_optimizers(zero: int) -> None:
+    for straight, after_pause in launch(resumed, zero, world_size=4).values:
+        assert straight.keys() == after_pause.keys()
+        assert all(torch.equal(straight[name], after_pause[name]) for name in straight)
 
 
 @pytest.mark.parametrize(

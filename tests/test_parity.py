@@ -259,9 +259,10 @@ def test_on_every_mesh(sizes: dict[str, int], options: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", range(4))
-def test_accumulation_on_a_mesh_adds_up_also_the_shared_embedding(zero: int) -> None:
+def test_accumulation_and_a_schedule_on_a_mesh(zero: int) -> None:
+    """Also the shared embedding adds up, whose two copies exchange gradients."""
     sizes = {"data": 2, "pipeline": 2, "tensor": 1}
-    trains_on(sizes, {"zero": zero}, "microbatches", "silent")
+    trains_on(sizes, {"zero": zero}, "microbatches", "silent", "scheduled")
 
 
 @pytest.mark.slow

@@ -465,8 +465,10 @@ def _schedule(name: ScheduleName, stages: int, microbatches: int, chunks: int) -
 # The optimizer -----------------------------------------------------------------------------------
 
 
-class ParallelOptimizer:
-    """The optimizers of this rank, with the methods of one: see `ParallelGPT.make_optimizer`.
+class ParallelOptimizer(torch.optim.Optimizer):
+    """The optimizers of this rank as one: see `ParallelGPT.make_optimizer`.
+
+    Its `param_groups` are theirs, so PyTorch's learning-rate schedulers change the rates of all.
 
     At ZeRO stage 2, a token embedding with a copy on another rank is an exception. Its gradient
     is complete only after the gradients of the two copies are summed, so `step` reduces it, as at
@@ -493,22 +495,31 @@ class ParallelOptimizer:
                 for kind, each in kinds
                 if each
             ]
+        super().__init__(self._groups(), self.optimizers[0].defaults)
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of all optimizers; changes apply to the next step."""
+    def _groups(self) -> list[dict[str, Any]]:
         return [group for each in self.optimizers for group in each.param_groups]
 
-    def step(self) -> None:
+    def step(self) -> None:  # type: ignore[override]
         """Sum the gradients of the shared token embedding, and update every parameter."""
         self.model.finish_gradients()
         for each in self.optimizers:
             each.step()
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients."""
         for each in self.optimizers:
-            each.zero_grad()
+            each.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's part of the state, for the same rank of an equal mesh."""
+        return {"optimizers": [each.state_dict() for each in self.optimizers]}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned on this rank."""
+        for each, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
+            each.load_state_dict(state)
+        self.param_groups = self._groups()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -102,6 +102,8 @@ class ShardedModule(nn.Module):
         """
         if optimizer in self._accepted:
             return
+        if getattr(optimizer, "optimizers", None):
+            return  # it steps others, and each of them comes here by itself
         pieces = set(self.parameters())
         groups = [each for each in optimizer.param_groups if not pieces.isdisjoint(each["params"])]
         if not groups:
