@@ -69,7 +69,7 @@ class Supervisor:
         self.failed: list[int] = []
         self.failed_at: float | None = None
         self.deadline: float | None = None
-        self.waiting: Patience | None = None  # time limit of graded ranks
+        self.waiting: Patience | None = None  # the time limit, without waiting for a CPU
         self.delivering = False
         self.child_ended = system.wake_on_child()
         self.board = Board(spec.world_size)
@@ -174,7 +174,7 @@ class Supervisor:
                 return "timeout"
 
     def _waits_on(self) -> bool:
-        """Whether graded ranks get more time because they waited for a CPU; moves the deadline."""
+        """Whether the ranks get more time because they waited for a CPU; moves the deadline."""
         left = self.waiting.left if self.waiting is not None else 0.0
         self.deadline = time.monotonic() + max(left, LOOK_EVERY)
         return left > 0
@@ -184,7 +184,7 @@ class Supervisor:
         self.begun = True
         self.traffic.start(self.pids)
         self.deadline = time.monotonic() + timeout if timeout else None
-        if timeout and self.spec.graded:
+        if timeout:
             self.waiting = Patience(timeout, lambda: self.pids, FOR_RANKS)
         self._tell(protocol.GO, ranks)
 

@@ -1,8 +1,8 @@
-"""Time limits for graded code that do not count waiting for a CPU.
+"""Time limits that do not count waiting for a CPU.
 
-On a busy machine a process waits for a CPU most of the time, and a correct answer must not lose
-points for that. Linux counts for each thread how long it ran and how long it waited
-(/proc/PID/task/TID/schedstat). Without such a file, all time counts.
+On a busy machine a process waits for a CPU most of the time. A correct program must not fail for
+that, and a correct answer must not lose points. Linux counts for each thread how long it ran and
+how long it waited (/proc/PID/task/TID/schedstat). Without such a file, all time counts.
 """
 
 from __future__ import annotations

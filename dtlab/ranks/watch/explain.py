@@ -456,7 +456,11 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
     waits_for: dict[tuple[int, ...], list[int]] = {}
     longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
     in_vain = polled_in_vain(running, outcome)
-    advice = in_vain or _still_communicating(running, outcome) or _in_backward(running, outcome)
+    advice = (
+        in_vain
+        or _still_communicating(running, outcome)
+        or _in_backward(running, outcome, longer)
+    )
     if not (advice or busy or outcome.active) and len(calls) == len(running):
         left = [rank for rank, end in enumerate(outcome.ranks) if end.state == "returned"]
         advice = pattern(Finding("standstill", outcome.waiting, left, outcome.posted))
@@ -480,7 +484,7 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
     return "\n".join(lines), ""
 
 
-def _in_backward(running: list[Waiting], outcome: Outcome) -> str:
+def _in_backward(running: list[Waiting], outcome: Outcome, longer: str) -> str:
     """A text if ranks are inside backward, although no operation of theirs is open."""
     open_ops = {op.rank for op in (*outcome.waiting, *outcome.posted)}
     inside = [
@@ -495,8 +499,9 @@ def _in_backward(running: list[Waiting], outcome: Outcome) -> str:
     verb = "is" if len(inside) == 1 else "are"
     return (
         f"{ranks_in_words(inside).capitalize()} {verb} inside backward, and no operation is open. "
-        "If DDP has a communication hook, the Future that it returns must become complete: "
-        "return work.get_future() of an asynchronous collective, or call set_result() on it."
+        f"If only more time is needed, {longer}. If DDP has a communication hook, the Future that "
+        "it returns must become complete: return work.get_future() of an asynchronous collective, "
+        "or call set_result() on it."
     )
 
 
