@@ -1,217 +1,218 @@
-"""The doctor reads `nvidia-smi`, and says what is wrong with GPUs. No GPU is needed here."""
+"""The doctor reads GPUs from NVIDIA's driver, and says what is wrong with them. Needs no GPU."""
 
 from __future__ import annotations
 
-import os
+import importlib.util
+import re
 import shutil
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dtlab.doctor import backends, gpus, visit
-from dtlab.doctor.smi import Gpu, gpus_from, links_from
-from dtlab.doctor.visit import Visit
+from dtlab.doctor import checks, probe
+from dtlab.doctor.probe import Facts
 from dtlab.ranks import system
-from tests.doctoring import only
+from tests.test_doctor_machine import fake_module
 
 MIB = 2**20
+H200 = 143771 * MIB
 
-QUERY = """\
-0, GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77, 143771, Default, Disabled, 580.65.06, NVIDIA H200
-1, GPU-1b2c3d4e-0000-1111-2222-333344445555, 143771, Exclusive_Process, Disabled, 580.65.06, NVIDIA H200
-2, GPU-9a8b7c6d-0000-1111-2222-333344445555, 143771, Prohibited, Enabled, 580.65.06, NVIDIA H200
-3, GPU-0f1e2d3c-0000-1111-2222-333344445555, [N/A], Default, Enabled, 580.65.06, NVIDIA H200
-"""  # noqa: E501
-
-LISTING = """\
-GPU 0: NVIDIA H200 (UUID: GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77)
-GPU 1: NVIDIA H200 (UUID: GPU-1b2c3d4e-0000-1111-2222-333344445555)
-GPU 2: NVIDIA H200 (UUID: GPU-9a8b7c6d-0000-1111-2222-333344445555)
-  MIG 3g.71gb     Device  0: (UUID: MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f)
-  MIG 1g.18gb     Device  1: (UUID: MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb)
-  MIG 1c.1g.18gb  Device  2: (UUID: MIG-1a2b3c4d-9bed-5b25-b243-5985ef7c9beb)
-GPU 3: NVIDIA H200 (UUID: GPU-0f1e2d3c-0000-1111-2222-333344445555)
+# The functions of pynvml that the doctor calls, for four GPUs: 0 and 1 have 18 links to an
+# NVSwitch, 2 and 3 have one link to each other; 2 is split by MIG, 3 has MIG mode but no devices.
+PYNVML = """
+from types import SimpleNamespace as Info
+__version__ = "12.575.51"
+class NVMLError(Exception): pass
+class NVMLError_NotSupported(NVMLError): pass
+class NVMLError_LibraryNotFound(NVMLError): pass
+class NVMLError_LibRmVersionMismatch(NVMLError): pass
+NVML_COMPUTEMODE_PROHIBITED, NVML_COMPUTEMODE_EXCLUSIVE_PROCESS = 2, 3
+NVML_DEVICE_MIG_ENABLE = 1
+NVML_NVLINK_MAX_LINKS, NVML_NVLINK_DEVICE_TYPE_SWITCH = 36, 2
+(NVML_TOPOLOGY_INTERNAL, NVML_TOPOLOGY_SINGLE, NVML_TOPOLOGY_MULTIPLE, NVML_TOPOLOGY_HOSTBRIDGE,
+ NVML_TOPOLOGY_NODE, NVML_TOPOLOGY_SYSTEM) = 0, 10, 20, 30, 40, 50
+def unless(fails):
+    if fails:
+        raise NVMLError_NotSupported("Not Supported")
+nvmlInit = lambda: None
+nvmlDeviceGetCount = lambda: 4
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlSystemGetDriverVersion = lambda: "580.65.06"
+nvmlDeviceGetName = lambda gpu: f"NVIDIA H200 MIG {gpu}" if isinstance(gpu, str) else "NVIDIA H200"
+def nvmlDeviceGetMemoryInfo(gpu):
+    unless(gpu == 3)
+    return Info(total=143771 * 2**20)
+nvmlDeviceGetComputeMode = lambda gpu: [0, 3, 2, 0][gpu]
+def nvmlDeviceGetMigMode(gpu):
+    unless(gpu == 0)
+    return [int(gpu >= 2), 0]
+nvmlDeviceGetMaxMigDeviceCount = lambda gpu: 7
+def nvmlDeviceGetMigDeviceHandleByIndex(gpu, slot):
+    unless(gpu == 3 or slot not in (0, 2, 3))
+    return {0: "3g.71gb", 2: "1g.18gb", 3: "1g.18gb"}[slot]
+nvmlDeviceGetPciInfo = lambda gpu: Info(domain=0, bus=16 * gpu, device=0)
+def nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link):
+    unless(link >= (18 if gpu < 2 else 1))
+    return 2 if gpu < 2 else 0
+def nvmlDeviceGetNvLinkRemotePciInfo(gpu, link):
+    unless(gpu < 2)  # as in a virtual machine, which does not see the switch
+    return nvmlDeviceGetPciInfo(5 - gpu)
+nvmlDeviceGetTopologyCommonAncestor = lambda gpu, other: 50
 """
-
-TOPOLOGY = """\
-\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
-GPU0\t X \tNV18\tSYS\tSYS\tPIX\t0-51\t0\t\tN/A
-GPU1\tNV18\t X \tSYS\tSYS\tNODE\t0-51\t0\t\tN/A
-GPU2\tSYS\tSYS\t X \tNV1\tSYS\t52-103\t1\t\tN/A
-GPU3\tSYS\tSYS\tNV1\t X \tSYS\t52-103\t1\t\tN/A
-NIC0\tPIX\tNODE\tSYS\tSYS\t X \t\t\t\t
-
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-  NV#  = Connection traversing a bonded set of # NVLinks
-
-NIC Legend:
-
-  NIC0: mlx5_0
-"""
-
-Smi = Callable[[str], None]
 
 
 @pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smi:
-    """Puts an nvidia-smi of the test's own on PATH: the body of a shell script."""
-
-    def put(body: str) -> None:
-        command = tmp_path / "bin" / "nvidia-smi"
-        command.parent.mkdir(exist_ok=True)
-        command.write_text(f"#!/bin/sh\n{body}\n")
-        command.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
-
-    return put
+def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    """What the doctor learns from `PYNVML`."""
+    monkeypatch.setenv("PYTHONPATH", fake_module(tmp_path, "pynvml", __init__=PYNVML))
+    return Facts()
 
 
-@pytest.fixture
-def four_gpus(smi: Smi, tmp_path: Path) -> None:
-    """An nvidia-smi that tells of four GPUs, two of them in MIG mode."""
-    for name, text in (("query", QUERY), ("listing", LISTING), ("topology", TOPOLOGY)):
-        (tmp_path / name).write_text(text)
-    smi(
-        f'case "$*" in\n'
-        f"  --query-gpu=index,uuid,*--format=csv,noheader,nounits) cat {tmp_path}/query;;\n"
-        f"  -L) cat {tmp_path}/listing;;\n"
-        f"  'topo -m') cat {tmp_path}/topology;;\n"
-        "  *) echo unknown option >&2; exit 6;;\n"
-        "esac"
-    )
+def driver_that_fails(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Facts:
+    source = f"{PYNVML}\ndef nvmlInit(): raise {error}\n"
+    monkeypatch.setenv("PYTHONPATH", fake_module(tmp_path, "pynvml", __init__=source))
+    return Facts()
 
 
-def knowing(cards: Sequence[Gpu] = (), **torch: Any) -> Visit:
-    """A visit with given results: `cards` of nvidia-smi, and the facts that torch reports."""
-    known = Visit()
-    told = {
-        "version": "2.13.0+cu130", "cuda": "13.0", "hip": None, "distributed": True, "gloo": True,
-        "nccl": "2.28.9", "devices": [], "no_peers": [], "cuda_trouble": "",
-    }  # fmt: skip
-    vars(known).update(smi=(list(cards), ""), torch={**told, **torch})
-    return known
+def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:
+    facts = {"index": index, "name": "NVIDIA H200", "memory_bytes": H200}
+    facts |= {"compute_mode": "Default", "mig_enabled": False, "mig_devices": []}
+    return facts | changes
 
 
-def card(index: int = 0) -> Gpu:
-    return Gpu(index, "NVIDIA H200", f"GPU-{index}", 143771 * MIB, "Default", False, "580.65")
-
-
-def devices(count: int) -> list[dict[str, Any]]:
+def device_facts(count: int) -> list[dict[str, Any]]:
     return [{"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}] * count
 
 
-# What nvidia-smi prints ------------------------------------------------------------------------
-
-
-def test_gpus_are_read() -> None:
-    first, second, third, fourth = gpus_from(QUERY, LISTING)
-    assert first == Gpu(0, "NVIDIA H200", "GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77",
-                        143771 * MIB, "Default", False, "580.65.06")  # fmt: skip
-    assert second.compute_mode == "Exclusive_Process"
-    assert [one.profile for one in third.mig_devices] == ["3g.71gb", "1g.18gb", "1c.1g.18gb"]
-    assert third.mig_devices[1].uuid == "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb"
-    assert (fourth.memory_bytes, fourth.mig_enabled, fourth.mig_devices) == (None, True, ())
-
-
-def test_words_that_are_not_known_are_refused() -> None:
-    with pytest.raises(ValueError, match="an unknown format: 'No devices were found'"):
-        gpus_from("No devices were found\n", "")
-
-
-def test_links_are_read() -> None:
-    links = {
-        (0, 1): "NV18", (0, 2): "SYS", (0, 3): "SYS", (1, 2): "SYS", (1, 3): "SYS", (2, 3): "NV1",
+def known(*gpus: dict[str, Any], **torch: Any) -> Facts:
+    """Facts about these GPUs, and those that torch reports."""
+    info = {
+        "version": "2.13.0+cu130", "cuda": "13.0", "hip": None, "distributed": True, "gloo": True,
+        "nccl": "2.28.9", "devices": [], "no_peers": [], "cuda_trouble": "",
     }  # fmt: skip
-    assert links_from(TOPOLOGY) == links
-    assert links_from(TOPOLOGY.replace("\x1b[4m", "").replace("\x1b[0m", "")) == links
-    assert links_from("nothing of the kind") == {}
+    driver = {"driver": "580.65", "gpus": list(gpus), "links": [], "links_trouble": ""}
+    return Facts(pynvml=driver, torch=info | torch)
 
 
-# Findings --------------------------------------------------------------------------------------
+# What the driver reports -----------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("four_gpus")
-def test_four_gpus_are_reported_with_their_faults() -> None:
-    found = list(gpus.cards(Visit()))
-    cards = found[0]
-    told = {(one.name, tuple(one.value["gpus"])): one for one in found[1:]}
-    assert cards.message == "3 x NVIDIA H200 of 151 GB, 1 x NVIDIA H200, driver 580.65.06"
-    assert [one["memory_bytes"] for one in cards.value["gpus"]] == [143771 * MIB] * 3 + [None]
-    assert cards.value["gpus"][2]["mig_devices"][0]["profile"] == "3g.71gb"
-    assert told["compute mode", (1,)].status == "note"
-    assert told["compute mode", (2,)].status == "wrong"
-    assert told["compute mode", (2,)].repair == "sudo nvidia-smi -i 2 -c DEFAULT"
-    assert told["MIG", (2,)].status == "note"
-    assert "1 x 3g.71gb, 1 x 1g.18gb, 1 x 1c.1g.18gb." in told["MIG", (2,)].message
-    assert told["MIG", (3,)].status == "wrong"
-    assert told["MIG", (3,)].repair == "sudo nvidia-smi -i 3 -mig 0"
-    assert len(found) == 5
+def test_gpus_are_read_from_the_driver(four_gpus: Facts) -> None:
+    first, second, third, fourth = four_gpus["pynvml"]["gpus"]
+    assert first == gpu(0)
+    assert second == gpu(1, compute_mode="Exclusive_Process")
+    assert third == gpu(2, compute_mode="Prohibited", mig_enabled=True,
+                        mig_devices=["3g.71gb", "1g.18gb", "1g.18gb"])  # fmt: skip
+    assert fourth == gpu(3, memory_bytes=None, mig_enabled=True)
 
 
-def test_a_fault_that_several_gpus_share_is_reported_once() -> None:
-    all_of_them = [replace(card(index), compute_mode="Exclusive_Process") for index in range(8)]
-    found = only(gpus._modes(all_of_them))
-    assert found.message.startswith("GPUs 0, 1, 2, 3, 4, 5, 6, 7 are in mode Exclusive_Process")
-    assert found.repair == (
-        "for i in 0 1 2 3 4 5 6 7; do sudo nvidia-smi -i $i -c DEFAULT; done"
+def test_the_bindings_have_the_names_that_are_used() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    source = Path(probe.__file__).read_text()
+    used = set(re.findall(r"nvml\.((?:nvml|NVML)\w+)", source))
+    assert len(used) > 15
+    assert {name for name in used if not hasattr(pynvml, name)} == set()
+    assert pynvml.nvmlExceptionClass(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND).__name__ == (
+        "NVMLError_LibraryNotFound"
     )
 
 
-@pytest.mark.usefixtures("four_gpus")
-def test_links_are_reported() -> None:
-    found = only(gpus.links(Visit()))
+def test_gpus_are_listed_with_their_faults(four_gpus: Facts) -> None:
+    found = checks.cards(four_gpus)
+    assert (found.status, found.message) == (
+        "ok", "3 x NVIDIA H200 of 151 GB, 1 x NVIDIA H200, driver 580.65.06",
+    )  # fmt: skip
+    mode = checks.compute_mode(four_gpus)
+    assert mode is not None and mode.status == "wrong"
+    assert mode.message == "Prohibited on GPU 2: no program can run there"
+    assert mode.repair == "for i in 2; do sudo nvidia-smi -i $i -c DEFAULT; done"
+    mig = checks.mig(four_gpus)
+    assert mig is not None and mig.status == "wrong"
+    assert mig.message.startswith("on, but without MIG devices on GPU 3:")
+    assert mig.repair == "for i in 3; do sudo nvidia-smi -i $i -mig 0; done"
+
+
+def test_an_exclusive_mode_is_a_note() -> None:
+    gpus = [gpu(index, compute_mode="Exclusive_Process") for index in range(3)]
+    found = checks.compute_mode(known(*gpus))
+    assert found is not None and found.status == "note"
+    assert found.message == "Exclusive_Process on GPUs 0, 1, 2: one process at a time"
+    assert found.repair == "for i in 0 1 2; do sudo nvidia-smi -i $i -c DEFAULT; done"
+    assert checks.compute_mode(known(gpu())) is None
+
+
+def test_mig_devices_are_a_note() -> None:
+    split = gpu(1, mig_enabled=True, mig_devices=["3g.71gb", "1g.18gb", "1g.18gb"])
+    found = checks.mig(known(gpu(0), split))
+    assert found is not None and found.status == "note"
+    assert found.message.startswith("on GPU 1, split into 1 x 3g.71gb, 2 x 1g.18gb. A process can")
+    assert checks.mig(known(gpu())) is None
+
+
+def test_links_are_reported(four_gpus: Facts) -> None:
+    found = checks.links(four_gpus)
+    assert found is not None
     assert found.message == (
         "4 pairs by the link between CPUs (SYS); 1 pair by 18 NVLinks (NV18); "
         "1 pair by 1 NVLink (NV1)"
     )
     assert {"gpus": [2, 3], "link": "NV1"} in found.value["links"]
-    assert list(gpus.links(knowing([card()]))) == []  # one GPU has no links
+    assert {"gpus": [0, 1], "link": "NV18"} in found.value["links"]
+    assert checks.links(known(gpu())) is None  # one GPU has no links
 
 
-def test_links_that_cannot_be_read_are_a_note(smi: Smi) -> None:
-    smi("echo 'Insufficient Permissions' >&2; exit 4")
-    found = only(gpus.links(knowing([card(0), card(1)])))
-    assert (found.status, found.value["links"]) == ("note", None)
-    assert "Insufficient Permissions" in found.message
+def test_links_that_the_driver_does_not_report_are_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = f"{PYNVML}\nnvmlDeviceGetTopologyCommonAncestor = lambda gpu, other: unless(True)\n"
+    monkeypatch.setenv("PYTHONPATH", fake_module(tmp_path, "pynvml", __init__=source))
+    facts = Facts()
+    found = checks.links(facts)
+    assert found is not None and (found.status, found.value["links"]) == ("note", None)
+    assert found.message == "unknown: NVMLError_NotSupported: Not Supported"
+    assert checks.cards(facts).status == "ok"
 
 
-def test_a_driver_that_fails_is_wrong(smi: Smi) -> None:
-    smi("echo 'Failed to initialize NVML: Driver/library version mismatch'\n"
-        "echo 'NVML library version: 580.65'; exit 18")  # fmt: skip
-    found = only(gpus.cards(Visit()))
+def test_a_driver_that_fails_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = "NVMLError_LibRmVersionMismatch('RM has detected an NVML/RM version mismatch.')"
+    found = checks.cards(driver_that_fails(error, tmp_path, monkeypatch))
     assert found.status == "wrong"
-    assert "NVML: Driver/library version mismatch; NVML library version: 580.65" in found.message
+    assert "RM has detected an NVML/RM version mismatch" in found.message
     assert found.repair.startswith("sudo dmesg")
 
 
-def test_a_driver_that_hangs_costs_its_limit_and_nothing_stays(
-    smi: Smi, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("trouble", "words", "repair"),
+    [
+        ("ModuleNotFoundError: No module named 'pynvml'", "not installed", "nvidia-ml-py>="),
+        ("NVMLError_LibraryNotFound: NVML Shared Library Not Found", "container", "--gpus all"),
+    ],
+)
+def test_a_driver_that_cannot_be_asked(
+    trouble: str, words: str, repair: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit, "_SMI_LIMIT", 0.3)
-    smi("sleep 60 &\nwait")
-    begun = time.monotonic()
-    found = only(gpus.cards(Visit()))
-    assert 0.3 <= time.monotonic() - begun < 10
-    assert found.status == "wrong"
-    assert "no answer within 0.3 s" in found.message
-
-
-def test_without_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = Facts(pynvml={"trouble": trouble})
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(system, "has_nvidia_driver", lambda: False)
-    found = only(gpus.cards(Visit()))
-    assert (found.status, found.value["gpus"]) == ("note", [])
+    found = checks.cards(facts)
+    assert (found.status, found.message[:5], found.repair) == ("note", "none:", "")
     monkeypatch.setattr(system, "has_nvidia_driver", lambda: True)
-    found = only(gpus.cards(Visit()))
-    assert (found.status, found.value["gpus"]) == ("note", None)
-    assert "--gpus all" in found.repair
+    found = checks.cards(facts)
+    assert found.status == "note" and words in found.message and repair in found.repair
+
+
+def test_the_missing_library_is_named_as_in_the_bindings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "has_nvidia_driver", lambda: True)
+    error = "NVMLError_LibraryNotFound('NVML Shared Library Not Found')"
+    assert "--gpus all" in checks.cards(driver_that_fails(error, tmp_path, monkeypatch)).repair
+    monkeypatch.setenv("PYTHONPATH", fake_module(tmp_path, "pynvml", __init__="import nowhere"))
+    assert "nvidia-ml-py" in checks.cards(Facts()).repair
+
+
+# What torch can use ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -234,52 +235,68 @@ def test_what_torch_may_use(
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
     trouble = "" if seen else "RuntimeError: the driver is too old"
-    known = knowing([card(0), card(1)], devices=devices(seen), cuda_trouble=trouble)
-    found = only(gpus.usable(known))
-    assert (found.status, found.value["visible_gpus"]) == (status, seen)
+    facts = known(gpu(0), gpu(1), devices=device_facts(seen), cuda_trouble=trouble)
+    found = checks.usable(facts)
+    assert found is not None and found.status == status
+    assert len(found.value["devices"]) == seen
     assert words in found.message
     assert bool(found.repair) == (status != "ok")
 
 
 def test_a_torch_for_cpus_on_a_machine_with_gpus_is_a_fault(
-    monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = only(gpus.usable(knowing([card()], cuda=None, version="2.13.0+cpu")))
-    assert found.status == "wrong"
-    assert found.repair.endswith("-m pip install --force-reinstall torch==2.13.0")
-    assert list(gpus.usable(knowing())) == []  # no GPU, nothing to say
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: "/usr/bin/nvidia-smi")
+    unlisted = known(cuda=None)
+    unlisted["pynvml"] = {"trouble": "ModuleNotFoundError: No module named 'pynvml'"}
+    for facts in (known(gpu(), cuda=None), unlisted):
+        found = checks.usable(facts)
+        assert found is not None and found.status == "wrong"
+        assert "it is a CPU build" in found.message
+        assert found.repair.endswith("-m pip install --force-reinstall 'torch>=2.13,<2.14'")
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert checks.usable(unlisted) is checks.usable(known()) is None  # no GPU, nothing to say
 
 
-def test_without_nvidia_smi_no_choice_of_gpus_is_doubted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_list_of_gpus_no_choice_of_them_is_doubted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    found = only(gpus.usable(knowing(devices=devices(1))))
-    assert (found.status, found.message) == ("note", "torch sees 1 of 1: CUDA_VISIBLE_DEVICES='0'")
+    found = checks.usable(known(devices=device_facts(1)))
+    assert found is not None
+    assert (found.status, found.message) == ("note", "torch sees 1: CUDA_VISIBLE_DEVICES='0'")
 
 
 def test_peer_access() -> None:
-    assert list(gpus.peers(knowing([card()], devices=devices(1)))) == []
-    found = only(gpus.peers(knowing(devices=devices(3))))
-    assert found.status == "ok"
-    found = only(gpus.peers(knowing(devices=devices(3), no_peers=[[0, 2], [2, 0]])))
-    assert found.status == "note"
+    assert checks.peer_access(known(gpu(), devices=device_facts(1))) is None
+    found = checks.peer_access(known(devices=device_facts(3)))
+    assert found is not None and found.status == "ok"
+    found = checks.peer_access(known(devices=device_facts(3), no_peers=[[0, 2], [2, 0]]))
+    assert found is not None and found.status == "note"
     assert found.message.startswith("2 of 6 directions have no peer access: NCCL uses host memory")
+    assert found.repair.startswith("sudo lspci")
 
 
-def test_nccl_is_tried_where_there_is_a_gpu_only() -> None:
-    assert list(backends.nccl(knowing())) == []
-    found = only(backends.nccl(knowing(devices=devices(1), nccl=None)))
-    assert (found.status, found.value["ranks"]) == ("note", 0)
+def test_nccl_is_tried_only_if_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[str, int]] = []
+    monkeypatch.setattr(checks, "on_ranks", lambda *arguments: launched.append(arguments))
+    assert checks.nccl(known()) is None and launched == []
+    found = checks.nccl(known(devices=device_facts(1), nccl=None))
+    assert found is not None and found.status == "note" and "without NCCL" in found.message
+    checks.nccl(known(devices=device_facts(16)))
+    assert launched == [("nccl", checks.MOST_GPUS)]
 
 
 @pytest.mark.proof
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_nccl_on_this_machine() -> None:
-    asked = Visit()
-    if not asked.torch["devices"]:
+    facts = Facts()
+    if not facts["torch"]["devices"]:
         pytest.skip("there is no GPU")
-    assert only(list(gpus.cards(asked))[:1]).value["gpus"]
-    found = only(backends.nccl(asked))
-    assert (found.status, found.value["wrong_elements"]) == ("ok", 0)
-    assert found.value["ranks"] == min(len(asked.torch["devices"]), backends.MOST_GPUS)
+    if importlib.util.find_spec("pynvml") is not None:
+        assert checks.cards(facts).value["gpus"]
+    found = checks.nccl(facts)
+    assert found is not None and (found.status, found.value["wrong_elements"]) == ("ok", 0)
+    assert found.value["ranks"] == min(len(facts["torch"]["devices"]), checks.MOST_GPUS)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from nbformat import NotebookNode
 
-from dtlab.doctor.smi import LINK_WORDS, link_words
+from dtlab.doctor.checks import LINK_WORDS, link_words
 from dtlab.predict import CARDS, LINKS, Card, Link
 from tests.test_units_run import has_figure, kernel, run_in, says_what_it_shows
 
@@ -93,7 +93,7 @@ def test_cells_fit_a_screen() -> None:
     assert not {name: lines for name, lines in long.items() if lines > MOST_LINES}
 
 
-# Links that nvidia-smi tells of -----------------------------------------------------------------
+# Links that the driver reports ------------------------------------------------------------------
 
 
 def published_link(card: Card, links: dict[tuple[int, int], str]) -> tuple[int, Link]:

@@ -61,8 +61,9 @@ def test_the_hub_installs_this_pytorch() -> None:
 
 
 def test_the_diagnosis_names_the_versions_needed() -> None:
-    typed = re.findall(r'"([a-z_]+[<>=]=?[^"]*)"', text("dtlab/doctor/software.py"))
-    assert {*typed} >= {needed("torch"), needed("matplotlib")}
+    files = text("dtlab/doctor/__init__.py") + text("dtlab/doctor/checks.py")
+    typed = re.findall(r'"([a-z_-]+[<>=]=?[^"]*)"', files)
+    assert {*typed} >= {needed("torch"), needed("matplotlib"), needed("nvidia-ml-py")}
     assert {*typed} <= {*NEEDED}
 
 

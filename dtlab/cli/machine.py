@@ -66,8 +66,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _doctor(options: argparse.Namespace) -> int:
     from dtlab import __version__
-    from dtlab.doctor import examine
-    from dtlab.doctor.show import as_json, as_text
+    from dtlab.doctor import as_json, as_text, examine
 
     begun = time.monotonic()
     findings = examine(options.quick, progress=lambda text: print(text, file=sys.stderr))
