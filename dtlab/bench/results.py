@@ -1,28 +1,47 @@
-"""Benchmark results: one `Measurement` for each size, with tables, JSON, and fitted links."""
+"""Results of a benchmark: measurements as tables, JSON and a figure, and the links that fit them.
+
+A link is fitted with the closed form of `dtlab.predict`. Every closed form for the time t is
+linear in the latency a and in 1/B, where B is the bandwidth: t = A a + C/B. For a ring all-reduce
+of S bytes on N ranks, A is 2(N-1) and C is 2(N-1)/N S. So t/A is a linear function of C/A, to
+which `fit_link` fits the link. NCCL and gloo choose among several algorithms. For a built-in
+collective we use the form of the emulated interconnect, so that it reproduces the times.
+"""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import dtlab.predict as predict
-from dtlab.bench.names import BETWEEN_NODES, BUILT_IN
 from dtlab.errors import DtlabError
-from dtlab.predict import Link, algorithm_bandwidth, bus_factor, fit_link
+from dtlab.predict import Cluster, Link, algorithm_bandwidth, bus_factor, fit_link
 from dtlab.show.words import byte_words, list_words, time_words
 
 if TYPE_CHECKING:
     from dtlab.show import Figure
 
-__all__ = ["Measurement", "Results", "fitted", "heading", "misfit", "paste", "table"]
+__all__ = ["BETWEEN_NODES", "BUILT_IN", "COLLECTIVES", "Measurement", "Results", "misfit"]
+
+BETWEEN_NODES: Final = "send_recv_between_nodes"  # in addition to send_recv on several nodes
+BUILT_IN: Final = "built-in"  # the implementation of torch.distributed
+_SIZE_IS: Final = {  # the meaning of a measurement's size, as in nccl-tests
+    "all_reduce": "the tensor of one rank",
+    "reduce_scatter": "the input of one rank",
+    "all_gather": "the output of one rank",
+    "broadcast": "the tensor",
+    "all_to_all": "the input of one rank, with the chunk that it keeps",
+    "send_recv": "one message; the time is half of a round trip between ranks 0 and 1",
+    BETWEEN_NODES: "one message; the time is half of a round trip between two nodes",
+}
+COLLECTIVES: Final = tuple(name for name in _SIZE_IS if name != BETWEEN_NODES)
 
 _FORMAT: Final = "dtlab bench 1"
+_MOST_OFF: Final = 0.3  # largest median relative error with which a link is worth pasting
 
 
 @dataclass(frozen=True)
@@ -76,16 +95,17 @@ class Results:
         """The measurements with a wrong result."""
         return [each for each in self.measurements if each.wrong]
 
+    @property
+    def nodes(self) -> int:
+        """The number of nodes."""
+        return self.measurements[0].world_size // self.ranks_per_node
+
     def curves(self) -> dict[tuple[str, str], list[Measurement]]:
         """Return the measurements by (collective, implementation), in order of size."""
         curves: dict[tuple[str, str], list[Measurement]] = {}
         for each in self.measurements:
             curves.setdefault((each.collective, each.implementation), []).append(each)
         return {key: sorted(curve, key=lambda each: each.bytes) for key, curve in curves.items()}
-
-    def table(self) -> str:
-        """Return a table per collective: time and bandwidths, for built-in and our functions."""
-        return table(self)
 
     def links(self) -> dict[tuple[str, str], Link]:
         """Return the `Link` that fits each curve best, by (collective, implementation).
@@ -94,12 +114,84 @@ class Results:
         times. Curves that determine no link are left out: those with one size, with one rank, or
         with times that do not grow with the size.
         """
-        links = {key: fitted(*key, curve) for key, curve in self.curves().items()}
+        links = {key: _fitted(*key, curve) for key, curve in self.curves().items()}
         return {key: link for key, link in links.items() if link is not None}
 
+    def heading(self) -> str:
+        """Return one line that says on what the collectives were measured."""
+        if not self.measurements:
+            return "Collectives"
+        first = self.measurements[0]
+        where = f", {self.nodes} nodes" if self.nodes > 1 else ""
+        ranks = "1 rank" if first.world_size == 1 else f"{first.world_size} ranks"
+        return f"Collectives, {ranks} on {first.backend}{where}"
+
+    def table(self) -> str:
+        """Return a table per collective: time and bandwidths, for built-in and our functions."""
+        head = (
+            f"{self.heading()}, float32. Times are medians for the slowest rank. algbw is size / "
+            "time; busbw is algbw x nccl-tests' factor, the bandwidth used on the link of one "
+            "rank."
+        )
+        panels: dict[str, dict[str, list[Measurement]]] = {}
+        for (collective, implementation), curve in self.curves().items():
+            panels.setdefault(collective, {})[implementation] = curve
+        tables = [_table(collective, curves) for collective, curves in panels.items()]
+        remarks = [textwrap.fill(remark, 99) for remark in self._remarks()]
+        return "\n\n".join([textwrap.fill(head, 99), *tables, *remarks])
+
+    def _remarks(self) -> list[str]:
+        """Return remarks on wrong results and on sizes that are missing."""
+        remarks = []
+        if self.wrong:
+            bad, *others = self.wrong
+            more = f", and {len(others)} more" if others else ""
+            remarks.append(
+                f"WRONG RESULTS: {bad.implementation} of {bad.collective} at "
+                f"{byte_words(bad.bytes)}, {bad.wrong} elements{more}. The time of a wrong result "
+                "means nothing: fix it first."
+            )
+        elif self.measurements and all(each.wrong == 0 for each in self.measurements):
+            remarks.append("Every result was compared with the expected one and is right.")
+        if self.stopped:
+            remarks.append("Stopped: these are the measurements so far.")
+        if self.left_out:
+            sizes = list_words([byte_words(size) for size in self.left_out])
+            remarks.append(f"Left out: {sizes}. They need more than half of the free memory.")
+        return remarks
+
     def paste(self) -> str:
-        """Return the links as Python code for `dtlab.predict` and `dtlab.Cluster`."""
-        return paste(self)
+        """Return the links as Python code for `dtlab.predict` and `dtlab.Cluster`.
+
+        The code makes a cluster with the links of messages, and a dict of all links. A link that
+        does not fit its times is commented out.
+        """
+        curves, links = self.curves(), self.links()
+        errors = {key: misfit(*key, curves[key], link) for key, link in links.items()}
+        fitting = {key: link for key, link in links.items() if errors[key] <= _MOST_OFF}
+        inside = fitting.get(("send_recv", BUILT_IN))
+        between = fitting.get((BETWEEN_NODES, BUILT_IN))
+        lines = [f"from dtlab import {'Cluster, ' if inside or between else ''}Link", ""]
+        if inside or between:
+            lines += ["cluster = Cluster(", f"    nodes={self.nodes},"]
+            lines += [f"    gpus_per_node={self.ranks_per_node},"]
+            lines += [f"    intra={_link_code(inside)},"] if inside else []
+            lines += [f"    inter={_link_code(between)},"] if between else []
+            lines += [")"]
+        lines += ["links = {  # with these links the closed forms fit the times best"]
+        for key, curve in curves.items():
+            name = f'("{key[0]}", "{key[1]}")'
+            if key not in links:
+                lines.append(f"    # {name}: these times determine no link")
+                continue
+            remark = "" if key in fitting else ", so no link fits the times"
+            if len(curve) <= 2:
+                remark = ", from only two sizes"
+            lines.append(
+                f"    {'' if key in fitting else '# '}{name}: {_link_code(links[key])},"
+                f"  # median error {100 * errors[key]:.0f} %{remark}"
+            )
+        return "\n".join([*lines, "}"])
 
     def figure(self) -> Figure:
         """Plot bus bandwidth against message size, for the built-in collectives and for dtlab's.
@@ -108,26 +200,32 @@ class Results:
         """
         from dtlab.show import bus_bandwidths
 
+        if not any(each.bus_bandwidth for each in self.measurements):
+            raise DtlabError("there is no bus bandwidth to draw: a single rank sends nothing.")
         panels: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
         notes: dict[str, str] = {}
         for (collective, implementation), curve in self.curves().items():
-            ours = implementation != BUILT_IN
-            points = [each for each in curve if each.bus_bandwidth > 0]
-            if not points:
-                continue
-            pair = [float(each.bytes) for each in points], [each.bus_bandwidth for each in points]
-            panels.setdefault(collective, {})["ours" if ours else BUILT_IN] = pair
-            if ours:
+            name = BUILT_IN if implementation == BUILT_IN else "ours"
+            points = [float(each.bytes) for each in curve], [each.bus_bandwidth for each in curve]
+            panels.setdefault(collective, {})[name] = points
+            if name == "ours":
                 notes[collective] = implementation
-        if not panels:
-            raise DtlabError("there is no bus bandwidth to draw: a single rank sends nothing.")
-        return bus_bandwidths(panels, title=heading(self), notes=notes)
+        return bus_bandwidths(panels, title=self.heading(), notes=notes)
+
+    def save_figure(self, path: Path) -> None:
+        """Save the figure; the end of the file's name, .png or .svg, determines the format."""
+        self.figure().savefig(path, dpi=192)
 
     def to_json(self) -> str:
         """Return all results as JSON, in bytes, seconds and bytes/s."""
+        derived = "algorithm_bandwidth", "bus_bandwidth"
+        rows = [
+            {**asdict(each), **{name: getattr(each, name) for name in derived}}
+            for each in self.measurements
+        ]
         links = [
-            {"collective": key[0], "implementation": key[1], **asdict(link)}
-            for key, link in self.links().items()
+            {"collective": collective, "implementation": implementation, **asdict(link)}
+            for (collective, implementation), link in self.links().items()
         ]
         content = {
             "format": _FORMAT,
@@ -135,7 +233,7 @@ class Results:
             "ranks_per_node": self.ranks_per_node,
             "stopped": self.stopped,
             "left_out": self.left_out,
-            "measurements": [_as_plain(each) for each in self.measurements],
+            "measurements": rows,
             "links": links,
         }
         return json.dumps(content, indent=1)
@@ -143,240 +241,69 @@ class Results:
     @classmethod
     def from_json(cls, text: str) -> Results:
         """Parse the output of `to_json`. Raises DtlabError for any other text."""
+        names = [each.name for each in fields(Measurement)]
         try:
             content = json.loads(text)
             if content["format"] != _FORMAT:
                 raise ValueError(content["format"])
-            rows = [_from_plain(row) for row in content["measurements"]]
+            rows = [
+                Measurement(**{name: row[name] for name in names})
+                for row in content["measurements"]
+            ]
             return cls(rows, content["ranks_per_node"], content["stopped"], content["left_out"])
         except (ValueError, TypeError, KeyError) as error:
             raise DtlabError(
                 f"this text is not what dtlab bench --json writes: {error!r}"
             ) from error
 
-    def save_figure(self, path: Path) -> None:
-        """Save the figure; the end of the file's name, .png or .svg, determines the format."""
-        self.figure().savefig(path, dpi=192)
+
+# Fitting a link to the times of a collective -----------------------------------------------------
+
+_FORMS: Final = {  # of our functions; those that are not here use the form of the built-in one
+    "naive_all_reduce": predict.naive_all_reduce_seconds,
+    "tree_all_reduce": predict.tree_all_reduce_seconds,
+    "recursive_doubling_all_reduce": predict.recursive_doubling_all_reduce_seconds,
+    "halving_doubling_all_reduce": predict.halving_doubling_all_reduce_seconds,
+    "tree_broadcast": predict.tree_broadcast_seconds,
+}
 
 
-def _as_plain(row: Measurement) -> dict[str, Any]:
-    derived: Mapping[str, float] = {
-        "algorithm_bandwidth": row.algorithm_bandwidth, "bus_bandwidth": row.bus_bandwidth,
-    }  # fmt: skip
-    return {**asdict(row), **derived}
-
-
-def _from_plain(row: Mapping[str, Any]) -> Measurement:
-    names: Sequence[str] = list(Measurement.__dataclass_fields__)
-    return Measurement(**{name: row[name] for name in names})
-
-
-# Fitting a link to the times of a collective, with the closed form of `dtlab.predict` ------------
-#
-# Every closed form of `dtlab.predict` for the time t is linear in the latency a and in 1/B, where
-# B is the bandwidth: t = A a + C/B. For a ring all-reduce of S bytes on N ranks, A is 2(N-1) and C
-# is 2(N-1)/N S. So t/A is a linear function of C/A, to which `fit_link` fits the link. NCCL and
-# gloo choose among several algorithms. For a built-in collective we use the form that
-# `dtlab.predict` and the emulated interconnect use, so that they reproduce the times.
-
-Form = Callable[[float, int, Link], float]
-
-
-def _message(nbytes: float, ranks: int, link: Link) -> float:
-    return link.seconds(nbytes) if ranks > 1 else 0.0
-
-
-_BY_COLLECTIVE: Final[Mapping[str, Form]] = MappingProxyType(
-    {
-        "all_reduce": predict.ring_all_reduce_seconds,
-        "reduce_scatter": predict.reduce_scatter_seconds,
-        "all_gather": predict.all_gather_seconds,
-        "broadcast": predict.broadcast_seconds,
-        "all_to_all": predict.all_to_all_seconds,
-        "send_recv": _message,
-        "send_recv_between_nodes": _message,
-    }
-)
-_BY_IMPLEMENTATION: Final[Mapping[str, Form]] = MappingProxyType(
-    {
-        "naive_all_reduce": predict.naive_all_reduce_seconds,
-        "tree_all_reduce": predict.tree_all_reduce_seconds,
-        "recursive_doubling_all_reduce": predict.recursive_doubling_all_reduce_seconds,
-        "halving_doubling_all_reduce": predict.halving_doubling_all_reduce_seconds,
-        "tree_broadcast": predict.tree_broadcast_seconds,
-    }
-)
-
-
-def _form(collective: str, implementation: str) -> Form:
-    return _BY_IMPLEMENTATION.get(implementation, _BY_COLLECTIVE[collective])
+def _predicted(
+    collective: str, implementation: str, nbytes: float, ranks: int, link: Link
+) -> float:
+    """Return the seconds of the closed form with this link; 0 for one rank."""
+    if implementation in _FORMS:
+        return _FORMS[implementation](nbytes, ranks, link)
+    if collective.startswith("send_recv"):
+        return link.seconds(nbytes)
+    return predict.collective_seconds(collective, nbytes, Cluster(1, ranks, intra=link))
 
 
 def misfit(
     collective: str, implementation: str, curve: Sequence[Measurement], link: Link
 ) -> float:
     """Return the median relative error of the closed form with this link."""
-    form = _form(collective, implementation)
-    predicted = [form(float(each.bytes), each.world_size, link) for each in curve]
+    key = collective, implementation
+    predicted = [_predicted(*key, float(each.bytes), each.world_size, link) for each in curve]
     return median(abs(p / each.seconds - 1) for p, each in zip(predicted, curve, strict=True))
 
 
-def fitted(collective: str, implementation: str, curve: Sequence[Measurement]) -> Link | None:
+def _fitted(collective: str, implementation: str, curve: Sequence[Measurement]) -> Link | None:
     """Return the link that fits a curve best; None if the curve determines no link."""
-    form = _form(collective, implementation)
-    ranks = curve[0].world_size
-    latencies = form(0.0, ranks, Link(1.0, 1.0))
+    key, ranks = (collective, implementation), curve[0].world_size
+    latencies = _predicted(*key, 0.0, ranks, Link(1.0, 1.0))  # A
     if latencies == 0:
         return None
-    carried = [form(float(each.bytes), ranks, Link(0.0, 1.0)) / latencies for each in curve]
+    carried = [_predicted(*key, float(each.bytes), ranks, Link(0.0, 1.0)) for each in curve]  # C
     try:
-        return fit_link(carried, [each.seconds / latencies for each in curve])
+        return fit_link(
+            [each / latencies for each in carried], [each.seconds / latencies for each in curve]
+        )
     except ValueError:  # a single size, or times that do not grow
         return None
 
 
-# The results as text: a table for each collective, and links as Python to paste ------------------
-
-MOST_OFF = 0.3  # largest median relative error with which a link is worth pasting
-
-_BYTES: Final = {  # the meaning of a size, as in nccl-tests
-    "all_reduce": "the tensor of one rank",
-    "reduce_scatter": "the input of one rank",
-    "all_gather": "the output of one rank",
-    "broadcast": "the tensor",
-    "all_to_all": "the input of one rank, with the chunk that it keeps",
-    "send_recv": "one message; the time is half of a round trip between ranks 0 and 1",
-    BETWEEN_NODES: "one message; the time is half of a round trip between two nodes",
-}
-_SIZE, _COLUMNS = 8, ("time", "algbw", "busbw")
-_WIDTHS: Final = (8, 11, 11)
-
-
-def heading(results: Results) -> str:
-    """Return one line that says on what the collectives were measured."""
-    if not results.measurements:
-        return "Collectives"
-    first = results.measurements[0]
-    nodes = first.world_size // results.ranks_per_node
-    where = f", {nodes} nodes" if nodes > 1 else ""
-    ranks = "1 rank" if first.world_size == 1 else f"{first.world_size} ranks"
-    return f"Collectives, {ranks} on {first.backend}{where}"
-
-
-def table(results: Results) -> str:
-    """Return a table for each collective, followed by remarks on all of them."""
-    names = dict.fromkeys(each.collective for each in results.measurements)
-    blocks = [_block(results, name) for name in names]
-    head = _wrapped(
-        f"{heading(results)}, float32. Times are medians for the slowest rank. algbw is size / "
-        "time; busbw is algbw x nccl-tests' factor, the bandwidth used on the link of one rank."
-    )
-    parts = [head, *blocks, *_remarks(results)]
-    return "\n\n".join(parts)
-
-
-def _block(results: Results, collective: str) -> str:
-    curves = {
-        implementation: {each.bytes: each for each in curve}
-        for (name, implementation), curve in results.curves().items()
-        if name == collective
-    }
-    sizes = sorted({size for curve in curves.values() for size in curve})
-    checked = any(each.wrong for curve in curves.values() for each in curve.values())
-    width = sum(_WIDTHS) + (7 if checked else 0)
-    both = BUILT_IN in curves and len(curves) == 2
-    above = "".join(f"  {name:>{width}}" for name in curves)
-    below = f"{'size':>{_SIZE}}" + f"  {_titles(checked)}" * len(curves)
-    lines = [f"{collective}   (size: {_BYTES[collective]})", " " * _SIZE + above,
-             below + ("  ours/built-in" if both else "")]  # fmt: skip
-    for size in sizes:
-        row = [curve.get(size) for curve in curves.values()]
-        cells = "".join(f"  {_cells(each, checked)}" for each in row)
-        lines.append(f"{byte_words(size):>{_SIZE}}{cells}{_ratio(row) if both else ''}".rstrip())
-    return "\n".join(lines)
-
-
-def _titles(checked: bool) -> str:
-    names = "".join(f"{name:>{width}}" for name, width in zip(_COLUMNS, _WIDTHS, strict=True))
-    return names + (f"{'wrong':>7}" if checked else "")
-
-
-def _cells(measurement: Measurement | None, checked: bool) -> str:
-    if measurement is None:
-        return " " * (sum(_WIDTHS) + (7 if checked else 0))
-    numbers = measurement.algorithm_bandwidth, measurement.bus_bandwidth
-    words = [time_words(measurement.seconds), *(f"{_rough(number)}/s" for number in numbers)]
-    cells = "".join(f"{word:>{width}}" for word, width in zip(words, _WIDTHS, strict=True))
-    return cells + (
-        f"{'-' if measurement.wrong is None else measurement.wrong:>7}" if checked else ""
-    )
-
-
-def _rough(count: float) -> str:
-    """Format bytes; round numbers below a kilobyte, so that they have at most three digits."""
-    return byte_words(count if count >= 1e3 else round(count))
-
-
-def _ratio(row: Sequence[Measurement | None]) -> str:
-    first, second = row
-    if first is None or second is None:
-        return ""
-    built_in, ours = (first, second) if first.implementation == BUILT_IN else (second, first)
-    return f"{ours.seconds / built_in.seconds:15.2f}"
-
-
-def _remarks(results: Results) -> list[str]:
-    """Return remarks on wrong results and on sizes that are missing."""
-    remarks = []
-    if results.wrong:
-        bad = results.wrong[0]
-        others = len(results.wrong) - 1
-        more = f", and {others} more" if others else ""
-        remarks.append(
-            f"WRONG RESULTS: {bad.implementation} of {bad.collective} at {byte_words(bad.bytes)}, "
-            f"{bad.wrong} elements{more}. The time of a wrong result means nothing: fix it first."
-        )
-    elif results.measurements and all(each.wrong == 0 for each in results.measurements):
-        remarks.append("Every result was compared with the expected one and is right.")
-    if results.stopped:
-        remarks.append("Stopped: these are the measurements so far.")
-    if results.left_out:
-        sizes = list_words([byte_words(size) for size in results.left_out])
-        remarks.append(f"Left out: {sizes}. They need more than half of the free memory.")
-    return [_wrapped(remark) for remark in remarks]
-
-
-def paste(results: Results) -> str:
-    """Return the links as Python: a cluster with the links of messages, then a dict of all links.
-
-    A link that does not fit its times is commented out.
-    """
-    links, curves = results.links(), results.curves()
-    inside = links.get(("send_recv", BUILT_IN))
-    between = links.get((BETWEEN_NODES, BUILT_IN))
-    lines = [f"from dtlab import {'Cluster, ' if inside or between else ''}Link", ""]
-    if inside or between:
-        first = results.measurements[0]
-        nodes = first.world_size // results.ranks_per_node
-        arguments = [f"nodes={nodes}", f"gpus_per_node={results.ranks_per_node}"]
-        arguments += [f"intra={_link(inside)}"] if inside else []
-        arguments += [f"inter={_link(between)}"] if between else []
-        lines += ["cluster = Cluster(", *(f"    {each}," for each in arguments), ")"]
-    lines.append("links = {  # with these links the closed forms fit the times best")
-    for key, curve in curves.items():
-        name, link = f'("{key[0]}", "{key[1]}")', links.get(key)
-        if link is None:
-            lines.append(f"    # {name}: these times determine no link")
-            continue
-        off = misfit(*key, curve, link)
-        mark, last = ("# ", ", so no link fits the times") if off > MOST_OFF else ("", "")
-        if len(curve) <= 2:
-            last = ", from only two sizes"
-        lines.append(f"    {mark}{name}: {_link(link)},  # median error {100 * off:.0f} %{last}")
-    return "\n".join([*lines, "}"])
-
-
-def _link(link: Link) -> str:
+def _link_code(link: Link) -> str:
     """Format a link in µs and GB/s, with three digits: more would not be reproducible."""
     latency, bandwidth = _scaled(link.latency, -6), _scaled(link.bandwidth, 9)
     return f"Link(latency={latency}, bandwidth={bandwidth})"
@@ -388,5 +315,43 @@ def _scaled(value: float, power: int) -> str:
     return "0.0" if value == 0 else f"{value:.3g}" if "e" in digits else f"{digits}e{power}"
 
 
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 99)
+# The table of one collective ---------------------------------------------------------------------
+
+
+def _table(collective: str, curves: dict[str, list[Measurement]]) -> str:
+    """Return the table of one collective, with columns for each implementation."""
+    rows: dict[int, dict[str, Measurement]] = {}
+    for implementation, curve in curves.items():
+        for each in curve:
+            rows.setdefault(each.bytes, {})[implementation] = each
+    some_wrong = any(each.wrong for curve in curves.values() for each in curve)
+    cells = "  {:>8}{:>11}{:>11}" + ("{:>7}" if some_wrong else "")
+    width = len(cells.format("", "", "", ""))
+    ours = [name for name in curves if name != BUILT_IN]
+    with_ratio = len(curves) == 2 and len(ours) == 1
+    names = "".join(f"{name:>{width}}" for name in curves)
+    titles = cells.format("time", "algbw", "busbw", "wrong") * len(curves)
+    lines = [
+        f"{collective}   (size: {_SIZE_IS[collective]})",
+        f"{'':8}{names}",
+        f"{'size':>8}{titles}{'  ours/built-in' if with_ratio else ''}",
+    ]
+    for size, row in sorted(rows.items()):
+        line = f"{byte_words(size):>8}"
+        line += "".join(cells.format(*_words(row.get(name))) for name in curves)
+        if with_ratio and len(row) == 2:
+            line += f"{row[ours[0]].seconds / row[BUILT_IN].seconds:15.2f}"
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _words(measurement: Measurement | None) -> list[str]:
+    """Return the cells of a measurement: time, both bandwidths, number of wrong elements."""
+    if measurement is None:
+        return [""] * 4
+    speeds = [
+        byte_words(speed if speed >= 1e3 else round(speed)) + "/s"  # at most three digits
+        for speed in (measurement.algorithm_bandwidth, measurement.bus_bandwidth)
+    ]
+    wrong = "-" if measurement.wrong is None else str(measurement.wrong)
+    return [time_words(measurement.seconds), *speeds, wrong]

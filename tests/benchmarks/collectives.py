@@ -1,4 +1,4 @@
-"""Our collectives against gloo's own: `python tests/benchmarks/collectives.py`, about a minute.
+"""Our collectives against gloo's own: `python -m tests.benchmarks collectives`, about a minute.
 
 One table of ratios, ours / gloo's: below 1 ours is faster. Each figure is the median of
 interleaved pairs in one launch, each pair a short burst of ours and one of gloo's on the same
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
-from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
 import dtlab
 from dtlab import collectives
+from dtlab.bench.measure import ELEMENT, seconds_per_call
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 SIZES = {"4 KB": 4_096, "256 KB": 262_144, "4 MB": 4_194_304, "64 MB": 67_108_864}  # bytes
 WORLD_SIZES = (2, 4, 8)
@@ -26,22 +27,9 @@ ALL_REDUCES = {
     "tree": collectives.tree_all_reduce,
     "doubling": collectives.recursive_doubling_all_reduce,
     "halving": collectives.halving_doubling_all_reduce,
-    "hierarchical": collectives.hierarchical_all_reduce,
+    "hierarchical": partial(collectives.hierarchical_all_reduce, ranks_per_node=2),
 }
 BUDGET = 0.8  # seconds per figure, about; three pairs at least
-
-
-def _seconds(
-    all_reduce: Callable[..., None], tensor: torch.Tensor, burst: int, **options: int
-) -> float:
-    """Seconds per call of a burst on the slowest rank; the same number on every rank."""
-    dist.barrier()
-    start = time.perf_counter()
-    for _ in range(burst):
-        all_reduce(tensor, **options)
-    slowest = torch.tensor((time.perf_counter() - start) / burst, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.item()
 
 
 def measure(
@@ -50,17 +38,16 @@ def measure(
     """Return on every rank {bytes: {name: median ratio, "gloo": median seconds}}."""
     table = {}
     for size in sizes:
-        tensor, row, gloo = torch.zeros(size // 4), {}, []
+        tensor, row, gloo = torch.zeros(size // ELEMENT), {}, []
         burst = 1 if size > 1_000_000 else 10
+        peer = partial(dist.all_reduce, tensor)
         for name in names:
-            options = {"ranks_per_node": 2} if name == "hierarchical" else {}
-            ours, pairs = ALL_REDUCES[name], []
-            first = _seconds(ours, tensor, 1, **options) + _seconds(dist.all_reduce, tensor, 1)
-            for _ in range(max(3, min(25, int(budget / first / burst)))):
-                mine = _seconds(ours, tensor, burst, **options)
-                gloo.append(_seconds(dist.all_reduce, tensor, burst))
-                pairs.append(mine / gloo[-1])
-            row[name] = statistics.median(pairs)
+            ours = partial(ALL_REDUCES[name], tensor)
+            first = seconds_per_call(ours, 1) + seconds_per_call(peer, 1)
+            count = max(3, min(25, int(budget / first / burst)))
+            times = time_in_turns({"ours": ours, "gloo": peer}, count, calls=burst)
+            row[name] = ratio(times["ours"], times["gloo"])
+            gloo += times["gloo"]
         table[size] = {"gloo": statistics.median(gloo), **row}
     return table
 

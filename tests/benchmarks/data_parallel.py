@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -19,6 +18,7 @@ from tqdm import tqdm
 import dtlab
 from dtlab.parallel.data import DataParallel, NaiveDataParallel
 from dtlab.training.models import GPT, GPTConfig
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 CONFIG = GPTConfig(num_layers=4, width=128, context=32)
 BATCH, WARM, STEPS = 2, 5, 20
@@ -41,34 +41,17 @@ def _step(model: nn.Module, tokens: Tensor) -> None:
 
 
 def in_turns() -> dict[str, list[float]]:
-    """Seconds of each step on this rank, for each wrapper and for DDP without communication."""
+    """Seconds of each step on the slowest rank, for each wrapper and for DDP without messages."""
     models = {name: wrap(GPT(CONFIG)) for name, wrap in WRAPS.items()}
     draw = torch.Generator().manual_seed(dist.get_rank())
-    order = random.Random(0)  # the same on all ranks: none always finds its own model in the cache
-    times: dict[str, list[float]] = {name: [] for name in [*models, "alone"]}
-    for number in range(WARM + STEPS):
-        tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
-        for name in order.sample(list(times), len(times)):
-            model = models.get(name, models["DDP"])
-            dist.barrier()
-            begun = time.perf_counter()
-            if name == "alone":
-                with model.no_sync():
-                    _step(model, tokens)
-            else:
-                _step(model, tokens)
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-    return times
+    tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
 
+    def alone() -> None:
+        with models["DDP"].no_sync():
+            _step(models["DDP"], tokens)
 
-def slowest(ranks: int) -> dict[str, list[float]]:
-    """Seconds of each step of one launch, as the slowest rank sees it."""
-    runs = dtlab.launch(in_turns, world_size=ranks, trace=False, timeout=300).values
-    return {
-        name: [max(times) for times in zip(*(run[name] for run in runs), strict=True)]
-        for name in runs[0]
-    }
+    steps = {name: partial(_step, model, tokens) for name, model in models.items()}
+    return time_in_turns({**steps, "alone": alone}, STEPS, WARM)
 
 
 def held(name: str) -> int:
@@ -124,17 +107,16 @@ def main() -> None:
     os.environ["DTLAB_UNWATCHED"] = "1"
     print("data parallelism: a GPT of 0.9 million parameters, gloo")
     for ranks in (2, 4):
-        seen = [slowest(ranks) for _ in tqdm(range(LAUNCHES), desc=f"{ranks} ranks", leave=False)]
-        ratio = median(
-            median(ours / ddp for ours, ddp in zip(one["DataParallel"], one["DDP"], strict=True))
-            for one in seen
-        )
+        launches = tqdm(range(LAUNCHES), desc=f"{ranks} ranks", leave=False)
+        options: dict[str, Any] = {"world_size": ranks, "trace": False, "timeout": 300}
+        seen = [dtlab.launch(in_turns, **options).values[0] for _ in launches]
+        ours = median(ratio(one["DataParallel"], one["DDP"]) for one in seen)
         ddp, alone, naive = (
             median(median(one[name]) for one in seen) for name in ("DDP", "alone", "naive")
         )
         print(
             f"  {ranks} ranks: DDP {ddp * 1e3:.1f} ms a step, {1 - alone / ddp:.0%} of it "
-            f"communication; DataParallel {ratio:.2f} times that (goal 1.0); naive "
+            f"communication; DataParallel {ours:.2f} times that (goal 1.0); naive "
             f"{naive / ddp:.2f}"
         )
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 100e6))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import itertools
 import re
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import dtlab
 from dtlab.parallel.zero.fully_sharded import NaiveZero3, Zero3
 from dtlab.training.models import GPT, GPTConfig
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 CONFIG = GPTConfig(num_layers=6, width=192, context=32)
 LARGE = GPTConfig(num_layers=8, width=512, context=32)
@@ -65,19 +66,12 @@ def _stepper(name: str, config: GPTConfig) -> Callable[[Tensor], None]:
 
 
 def in_turns(names: tuple[str, ...] = tuple(WRAPS)) -> dict[str, list[float]]:
-    """Seconds of each step on this rank, for each wrapper."""
-    steps = {name: _stepper(name, CONFIG) for name in names}
+    """Seconds of each step on the slowest rank, for each wrapper."""
     draw = torch.Generator().manual_seed(dist.get_rank())
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(WARM + STEPS):
-        tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
-        for name, step in steps.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            step(tokens)
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-    return times
+    tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
+    return time_in_turns(
+        {name: partial(_stepper(name, CONFIG), tokens) for name in names}, STEPS, WARM
+    )
 
 
 def peak(name: str) -> int:
@@ -102,13 +96,9 @@ def on_the_wire(name: str) -> float:
         block.register_forward_hook(lambda *_: dtlab.compute(0.01))
         block.register_full_backward_hook(lambda *_: dtlab.compute(0.02))
     model = WRAPS[name](gpt)
-    seconds = []
-    for _ in range(8):
-        dist.barrier()
-        begun = time.perf_counter()
-        model(torch.zeros(BATCH, 32, dtype=torch.long)).mean().backward()
-        seconds.append(time.perf_counter() - begun)
-    return median(seconds[2:])
+    tokens = torch.zeros(BATCH, 32, dtype=torch.long)
+    steps = {name: lambda: model(tokens).mean().backward()}
+    return median(time_in_turns(steps, 6, warm=2)[name])
 
 
 def _status(key: str) -> int:
@@ -120,16 +110,10 @@ def main() -> None:
     """Print ratios."""
     print("fully sharded: a GPT of 2.7 million parameters and Adam, gloo")
     for ranks in (2, 4):
-        runs = dtlab.launch(in_turns, world_size=ranks, trace=False, timeout=300).values
-        slowest = {
-            name: [max(run[name][step] for run in runs) for step in range(STEPS)]
-            for name in WRAPS
-        }
-        theirs, alone = median(slowest["fully_shard"]), median(slowest["alone"])
-        ratios = {
-            name: median(a / b for a, b in zip(times, slowest["fully_shard"], strict=True))
-            for name, times in slowest.items()
-        }
+        run = dtlab.launch(in_turns, world_size=ranks, trace=False, timeout=300)
+        times = run.values[0]
+        theirs, alone = median(times["fully_shard"]), median(times["alone"])
+        ratios = {name: ratio(each, times["fully_shard"]) for name, each in times.items()}
         print(
             f"  {ranks} ranks: fully_shard {theirs * 1e3:.1f} ms a step, {1 - alone / theirs:.0%} "
             f"of it communication; Zero3 {ratios['Zero3']:.2f} times that (goal 0.9), "
@@ -138,7 +122,7 @@ def main() -> None:
         )
     wire = dtlab.Cluster(gpus_per_node=2, intra=dtlab.Link(20e-6, 40e6))
     whole = {
-        name: max(dtlab.launch(on_the_wire, name, world_size=2, cluster=wire, timeout=60).values)
+        name: dtlab.launch(on_the_wire, name, world_size=2, cluster=wire, timeout=60).values[0]
         for name in ("fully_shard", "Zero3", "naive")
     }
     print(

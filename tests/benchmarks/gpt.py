@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from statistics import median
 from typing import Any
 
@@ -15,6 +14,7 @@ import dtlab
 from dtlab.parallel.gpt import ParallelGPT
 from dtlab.parallel.mesh import make_mesh
 from dtlab.training.models import GPT, GPTConfig
+from tests.benchmarks.pairs import ratio, time_in_turns
 from tests.benchmarks.tensor import Attention
 
 CONFIG = GPTConfig(vocab_size=512, context=64, num_layers=4, num_heads=8, width=256)
@@ -71,7 +71,7 @@ def batch_of(config: GPTConfig, mesh: Any) -> tuple[Tensor, Tensor]:
 
 
 def in_turns(steps: int) -> dict[str, list[float]]:
-    """Seconds of each step on this rank; both have the same losses."""
+    """Seconds of each step on the slowest rank; both have the same losses."""
     mesh = make_mesh(**SIZES)
     tokens, targets = batch_of(CONFIG, mesh)
     ours, theirs = ParallelGPT(CONFIG, mesh, zero=3), pytorchs(CONFIG, mesh)
@@ -80,47 +80,37 @@ def in_turns(steps: int) -> dict[str, list[float]]:
         torch.optim.SGD(theirs.parameters(), lr=0.1),
     ]
 
-    def our_step() -> float:
+    losses: dict[str, list[float]] = {"ours": [], "PyTorch": []}
+
+    def our_step() -> None:
         loss = ours.forward_backward(tokens, targets)
         optimizers[0].step()
         optimizers[0].zero_grad()
-        return float(loss)
+        losses["ours"].append(float(loss))
 
-    def their_step() -> float:
+    def their_step() -> None:
         loss = F.cross_entropy(theirs(tokens).flatten(0, 1), targets.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         optimizers[1].step()
         optimizers[1].zero_grad()
         mean = loss.detach().clone()
         dist.all_reduce(mean, group=mesh.get_group("data"))
-        return float(mean) / SIZES["data"]
+        losses["PyTorch"].append(float(mean) / SIZES["data"])
 
-    times: dict[str, list[float]] = {"ours": [], "PyTorch": []}
-    for number in range(WARM + steps):
-        losses = []
-        for name, step in (("ours", our_step), ("PyTorch", their_step)):
-            dist.barrier()
-            begun = time.perf_counter()
-            losses.append(step())
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-        torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=0)
+    times = time_in_turns({"ours": our_step, "PyTorch": their_step}, steps, WARM)
+    torch.testing.assert_close(losses["ours"], losses["PyTorch"], rtol=1e-4, atol=0)
     return times
 
 
 def main(steps: int = STEPS) -> None:
     """Print the ratio."""
-    runs = dtlab.launch(
+    times = dtlab.launch(
         in_turns, steps, world_size=4, trace=False, timeout=300, threads=1, backend="gloo"
-    ).values
-    slowest = {
-        name: [max(run[name][step] for run in runs) for step in range(steps)] for name in runs[0]
-    }
-    ratio = median(a / b for a, b in zip(*slowest.values(), strict=True))
+    ).values[0]
     print(
         f"ParallelGPT, {CONFIG.num_layers} blocks of width {CONFIG.width}, tensor 2 x data 2, "
-        f"4 ranks, gloo: FSDP2 with DTensor {1e3 * median(slowest['PyTorch']):.0f} ms a step; "
-        f"ours {ratio:.2f} times that (goal 1.0)"
+        f"4 ranks, gloo: FSDP2 with DTensor {1e3 * median(times['PyTorch']):.0f} ms a step; "
+        f"ours {ratio(times['ours'], times['PyTorch']):.2f} times that (goal 1.0)"
     )
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import statistics
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import dtlab
+from dtlab.bench.measure import seconds_per_call
 from dtlab.parallel.server import ParameterServer, ParameterWorker
 
 SERVERS, WORKERS = 2, 4
@@ -87,12 +87,7 @@ def _work(module: nn.Module, gradients: list[torch.Tensor]) -> None:
 
 def _rate(call: Callable[[], object]) -> float:
     """Bytes per second of parameters and gradients, by the slowest rank."""
-    dist.barrier()
-    begun = time.perf_counter()
-    call()
-    slowest = torch.tensor(time.perf_counter() - begun, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return 2 * SERVERS * WORKERS * ROUNDS * MESSAGE / slowest.item()
+    return 2 * SERVERS * WORKERS * ROUNDS * MESSAGE / seconds_per_call(call, 1)
 
 
 def measure(pairs: int = PAIRS) -> dict[str, tuple[float, float]]:

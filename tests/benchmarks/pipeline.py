@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -26,6 +26,7 @@ from dtlab.schedules import (
     zb_h1,
     zb_h2,
 )
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 RANKS, MICROBATCHES, CHUNKS = 4, 8, 2
 WIDTH, SAMPLES = 64, 256  # messages of 64 kB
@@ -89,21 +90,12 @@ def _done(_: object) -> None:
 
 
 def in_turns(schedule: Schedule, peer: bool) -> dict[str, list[float]]:
-    """Seconds of each step on this rank."""
+    """Seconds of each step on the slowest rank."""
     steps = {"ours": _ours(schedule), "alone": _alone(schedule)}
     steps |= {"theirs": _pytorchs(schedule)} if peer else {}
     steps |= {} if peer else {"naive": _ours(schedule, halves=NaiveHalves)}
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(WARM + STEPS):
-        batch = torch.randn(MICROBATCHES * SAMPLES, WIDTH)
-        for name, step in steps.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            step(batch)
-            dist.barrier()
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-    return times
+    batch = torch.randn(MICROBATCHES * SAMPLES, WIDTH)
+    return time_in_turns({name: partial(step, batch) for name, step in steps.items()}, STEPS, WARM)
 
 
 def stand_in(schedule: Schedule) -> None:
@@ -147,21 +139,16 @@ def main() -> None:
     }
     for name, schedule in orders.items():
         peer = name != "ZB-H1"  # PyTorch's zero bubble schedules have another order
-        runs = dtlab.launch(
+        times = dtlab.launch(
             in_turns, schedule, peer, world_size=RANKS, trace=False, timeout=300, threads=1
-        ).values
-        slowest = {
-            each: [max(run[each][step] for run in runs) for step in range(STEPS)]
-            for each in runs[0]
-        }
+        ).values[0]
         base = "theirs" if peer else "naive"
-        ratio = median(a / b for a, b in zip(slowest["ours"], slowest[base], strict=True))
-        whole, alone = median(slowest[base]), median(slowest["alone"])
+        whole, alone = median(times[base]), median(times["alone"])
         who = "PyTorch" if peer else "W the naive way"
         goal = " (goal 1.0)" if peer else ""
         print(
             f"  {name}: {who} {whole * 1e3:.1f} ms a step, {1 - alone / whole:.0%} of it "
-            f"communication; ours {ratio:.2f} times that{goal}"
+            f"communication; ours {ratio(times['ours'], times[base]):.2f} times that{goal}"
         )
     for name, (measured, predicted) in bubbles().items():
         print(

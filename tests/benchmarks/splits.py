@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -14,24 +13,11 @@ from dtlab.parallel.context import gathered_attention, ring_attention, ulysses_a
 from dtlab.parallel.domain import halo_exchange
 from dtlab.parallel.mesh import make_mesh
 from dtlab.training.live import peak_bytes
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 RANKS, WARM, STEPS = 4, 2, 15
 TOKENS, HEADS, SIZE = 4096, 8, 64  # on all ranks together
 FIELD, CHANNELS = 512, 16  # a tile of 512 x 512
-
-
-def in_turns(steps: dict[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """Seconds of each step on this rank."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(WARM + STEPS):
-        for name, step in steps.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            step()
-            dist.barrier()
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-    return times
 
 
 def attend() -> tuple[dict[str, list[float]], dict[str, int]]:
@@ -50,7 +36,7 @@ def attend() -> tuple[dict[str, list[float]], dict[str, int]]:
 
     steps = {name: lambda way=way: step(way) for name, way in ways.items()}
     peaks = {name: peak_bytes(each) for name, each in ways.items()}
-    return in_turns(steps), peaks
+    return time_in_turns(steps, STEPS, WARM), peaks
 
 
 def exchange() -> dict[str, list[float]]:
@@ -70,31 +56,25 @@ def exchange() -> dict[str, list[float]]:
             work.wait()
         torch.cat([halos[0], tile, halos[1]], 1)
 
-    return in_turns({"ours": lambda: halo_exchange(tile, mesh, 2), "bare": bare})
+    steps = {"ours": lambda: halo_exchange(tile, mesh, 2), "bare": bare}
+    return time_in_turns(steps, STEPS, WARM)
 
 
 def main() -> None:
     """Print ratios."""
     print(f"splits: {RANKS} ranks, {TOKENS} tokens, gloo")
     runs = dtlab.launch(attend, world_size=RANKS, trace=False, timeout=300, threads=1).values
-    slowest = {
-        name: [max(run[0][name][step] for run in runs) for step in range(STEPS)]
-        for name in runs[0][0]
-    }
+    times = runs[0][0]
     peaks = {name: max(run[1][name] for run in runs) for name in runs[0][1]}
     for name in ("ring", "ulysses"):
-        ratio = median(a / b for a, b in zip(slowest[name], slowest["gathered"], strict=True))
         print(
-            f"  {name} attention: {ratio:.2f} times the time and "
+            f"  {name} attention: {ratio(times[name], times['gathered']):.2f} times the time and "
             f"{peaks[name] / peaks['gathered']:.2f} times the peak memory of gathered keys and "
-            f"values ({median(slowest['gathered']) * 1e3:.0f} ms)"
+            f"values ({median(times['gathered']) * 1e3:.0f} ms)"
         )
-    halos = dtlab.launch(exchange, world_size=RANKS, trace=False, timeout=300, threads=1).values
-    pairs = [
-        max(run["ours"][step] for run in halos) / max(run["bare"][step] for run in halos)
-        for step in range(STEPS)
-    ]
-    print(f"  halo exchange: {median(pairs):.2f} times bare sends of the same bytes (goal 1.5)")
+    halos = dtlab.launch(exchange, world_size=RANKS, trace=False, timeout=300, threads=1).values[0]
+    halo = ratio(halos["ours"], halos["bare"])
+    print(f"  halo exchange: {halo:.2f} times bare sends of the same bytes (goal 1.5)")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import dtlab
 from dtlab.parallel.tensor import ParallelBlock
 from dtlab.training.models import Block, GPTConfig
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 BATCH, WARM, STEPS, RANKS = 4, 5, 31, 2
 CONFIG = GPTConfig(context=64, num_heads=8, width=256)
@@ -82,52 +83,40 @@ def _made(width: int) -> dict[str, nn.Module]:
 def _step(block: nn.Module, x: Tensor) -> Tensor:
     """Forward and backward, the input's gradient too, as in the middle of a model."""
     block.zero_grad()
+    x.grad = None
     y: Tensor = block(x.requires_grad_())
     y.backward(torch.ones_like(y))
     return y
 
 
 def in_turns(width: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of each step on this rank, and of its four all-reduces alone."""
+    """Seconds of each step on the slowest rank, and of its four all-reduces alone."""
     blocks, rank = _made(width), dist.get_rank()
     x = torch.randn(BATCH, CONFIG.context, width, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(_step(blocks["ours"], x), _step(blocks["PyTorch"], x))
     inputs = {name: x.clone() for name in blocks}
     inputs["in sequence"] = x.chunk(RANKS, 1)[rank].contiguous()
-    times: dict[str, list[float]] = {name: [] for name in (*blocks, "all-reduces")}
-    for number in range(WARM + steps):
-        for name in times:
-            dist.barrier()
-            begun = time.perf_counter()
-            if name in blocks:
-                inputs[name].grad = None
-                _step(blocks[name], inputs[name])
-            else:
-                for _ in range(4):
-                    dist.all_reduce(x.detach())
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-    return times
+
+    def all_reduces() -> None:
+        for _ in range(4):
+            dist.all_reduce(x.detach())
+
+    steppers = {name: partial(_step, block, inputs[name]) for name, block in blocks.items()}
+    return time_in_turns({**steppers, "all-reduces": all_reduces}, steps, WARM)
 
 
 def _print(name: str, width: int, steps: int, cluster: Any = None) -> float:
     """A line of ratios; seconds of the peer's step."""
-    runs = dtlab.launch(
+    times = dtlab.launch(
         in_turns, width, steps, world_size=RANKS, trace=False, timeout=300, threads=1,
         cluster=cluster,
-    ).values  # fmt: skip
-    slowest = {
-        name: [max(run[name][step] for run in runs) for step in range(steps)] for name in runs[0]
-    }
-    peer = slowest["PyTorch"]
-    ratio = {
-        name: median(a / b for a, b in zip(each, peer, strict=True))
-        for name, each in slowest.items()
-    }
+    ).values[0]  # fmt: skip
+    peer = times["PyTorch"]
+    ratios = {name: ratio(each, peer) for name, each in times.items()}
     print(
         f"  {name}, width {width}: parallelize_module {median(peer) * 1e3:.1f} ms, its four "
-        f"all-reduces alone {ratio['all-reduces']:.0%} of that; ours {ratio['ours']:.2f} times "
-        f"that (goal 0.8), with sequence parallelism {ratio['in sequence']:.2f}"
+        f"all-reduces alone {ratios['all-reduces']:.0%} of that; ours {ratios['ours']:.2f} times "
+        f"that (goal 0.8), with sequence parallelism {ratios['in sequence']:.2f}"
     )
     return median(peer)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dtlab
 from dtlab.parallel.zero import Zero1, Zero2
 from dtlab.training.models import GPT, GPTConfig
+from tests.benchmarks.pairs import ratio, time_in_turns
 
 CONFIG = GPTConfig(num_layers=4, width=128, context=32)
 LARGE = GPTConfig(num_layers=8, width=512, context=32)
@@ -54,19 +55,13 @@ def _step(model: nn.Module, optimizer: Any, tokens: Tensor) -> None:
 
 
 def in_turns(steps: int) -> dict[str, list[float]]:
-    """Seconds of each step on this rank."""
+    """Seconds of each step on the slowest rank."""
     made = {name: make(GPT(CONFIG), CAP) for name, make in PAIRS.items()}
     draw = torch.Generator().manual_seed(dist.get_rank())
-    times: dict[str, list[float]] = {name: [] for name in made}
-    for number in range(WARM + steps):
-        tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
-        for name, pair in made.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            _step(*pair, tokens)
-            if number >= WARM:
-                times[name].append(time.perf_counter() - begun)
-    return times
+    tokens = torch.randint(256, (BATCH, CONFIG.context), generator=draw)
+    return time_in_turns(
+        {name: partial(_step, *pair, tokens) for name, pair in made.items()}, steps, WARM
+    )
 
 
 def peak(name: str, gives_back: bool) -> int:
@@ -97,18 +92,12 @@ def main(steps: int = STEPS) -> None:
     """Print ratios."""
     print("ZeRO stages 1 and 2: a GPT of 0.9 million parameters, Adam, gloo")
     for ranks in (2, 4):
-        runs = dtlab.launch(in_turns, steps, world_size=ranks, trace=False, timeout=300).values
-        slowest = {
-            name: [max(run[name][step] for run in runs) for step in range(steps)]
-            for name in runs[0]
-        }
-        ratios = {
-            name: median(a / b for a, b in zip(each, slowest["DDP"], strict=True))
-            for name, each in slowest.items()
-        }
+        run = dtlab.launch(in_turns, steps, world_size=ranks, trace=False, timeout=300)
+        times = run.values[0]
+        ratios = {name: ratio(each, times["DDP"]) for name, each in times.items()}
         print(
             f"  {ranks} ranks: DDP and ZeroRedundancyOptimizer "
-            f"{median(slowest['DDP']) * 1e3:.1f} ms a step; Zero2 {ratios['Zero2']:.2f} times "
+            f"{median(times['DDP']) * 1e3:.1f} ms a step; Zero2 {ratios['Zero2']:.2f} times "
             f"that (goal 1.0), Zero1 {ratios['Zero1']:.2f}"
         )
     for gives_back in (True, False):
