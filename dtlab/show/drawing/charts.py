@@ -25,7 +25,7 @@ from matplotlib.ticker import (
 from dtlab.show.drawing.style import INK, MUTED, PALETTE, SHEET, Figure
 from dtlab.show.remeasure import far_off
 
-__all__ = ["Axis", "Chart", "Kind", "Numbers", "grey_out", "log_ends"]
+__all__ = ["BREADTH", "KEY", "Axis", "Chart", "Kind", "Numbers", "grey_out", "log_ends"]
 
 Kind = Literal["measured", "emulated", "predicted"]
 Numbers = npt.NDArray[np.float64]
@@ -33,6 +33,8 @@ Numbers = npt.NDArray[np.float64]
 MOST_CURVES: Final = 6
 MOST_MARKS: Final = 30  # on a curve
 KEY: Final = 2.5  # inches across
+WIDTH, LEFT, TOP, BOTTOM = 9.4, 0.8, 0.9, 0.6  # inches of a figure of one chart, and around it
+BREADTH: Final = WIDTH - LEFT - KEY
 BAND: Final = "#E9E6DA"
 _DASHES: Final = ("-", (0, (1, 1)), (0, (5, 1.5)), (0, (5, 1.5, 1, 1.5)), (0, (2, 1)), (0, (8, 2)))
 _MARKS: Final = "osD^vP"
@@ -100,6 +102,32 @@ class Chart:
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
             spine.set(visible=side in ("left", "bottom"), color=MUTED)
+
+    @classmethod
+    def below(
+        cls,
+        title: str,
+        note: str,
+        names: Sequence[str],
+        across: Axis,
+        upwards: Axis,
+        *,
+        height: float = 3.8,
+        left: float = LEFT,
+    ) -> Chart:
+        """Return a chart in a `figure` of its own, below its title and the smaller line `note`.
+
+        `height` of the figure and the space on the `left`, for the numbers, are in inches.
+        """
+        figure = Figure(WIDTH, height)
+        figure.heading(title, note)
+        box = (left, BOTTOM, WIDTH - left - KEY, height - TOP - BOTTOM)
+        return cls(figure, box, names, across, upwards)
+
+    @property
+    def figure(self) -> Figure:
+        """The figure that the chart is part of."""
+        return self._figure
 
     @property
     def axes(self) -> Axes:

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
+from dtlab.show.drawing.charts import BREADTH, Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, Figure, blend, centred, edge
 from dtlab.show.words import number_words
 
@@ -145,8 +145,6 @@ def _draw_step(axes: Axes, left: float, bottom: float, copies: int) -> None:
 
 # The learning rate over the steps of a run: as intended, and with a mistake ----------------------
 
-_SCHEDULE_WIDTH, _SCHEDULE_HEIGHT = 9.4, 3.6
-_LEFT, _SCHEDULE_TOP, _SCHEDULE_BOTTOM = 0.8, 0.95, 0.6
 _MEANT: Final = "as meant"
 _POINTS: Final = 400
 
@@ -182,17 +180,9 @@ def schedule(
     curves = {_MEANT: 1}
     if calls_per_step > 1:
         curves[f"{calls_per_step} calls in a step"] = calls_per_step
-    figure = Figure(_SCHEDULE_WIDTH, _SCHEDULE_HEIGHT)
-    figure.heading(heading, note)
-    box = (
-        _LEFT,
-        _SCHEDULE_BOTTOM,
-        _SCHEDULE_WIDTH - _LEFT - KEY,
-        _SCHEDULE_HEIGHT - _SCHEDULE_TOP - _SCHEDULE_BOTTOM,
-    )
     upwards = Axis("learning rate", (0, 1.08 * base_rate * times))
     across = Axis("optimizer step", (0, num_steps))
-    chart = Chart(figure, box, list(curves), across, upwards)
+    chart = Chart.below(heading, note, list(curves), across, upwards)
     asides = {}
     for name, calls in curves.items():
         rates = _rates(calls * steps, warm, num_steps, times, decay) * base_rate * times
@@ -200,8 +190,8 @@ def schedule(
         asides[name] = _aside(calls, warm, num_steps, decay)
     chart.draw_key(asides)
     facts = [f"{name}: {words.replace(chr(10), ', ')}" for name, words in asides.items()]
-    figure.alt_text = f"{heading} ({note}). {'; '.join(facts)}."
-    return figure
+    chart.figure.alt_text = f"{heading} ({note}). {'; '.join(facts)}."
+    return chart.figure
 
 
 def _rates(steps: Numbers, warm: int, num_steps: int, times: float, decay: str) -> Numbers:
@@ -234,8 +224,6 @@ def _aside(calls: int, warm: int, num_steps: int, decay: str) -> str:
 
 Runs = Mapping[str, Mapping[float, Sequence[float]]]
 
-_SWEEP_WIDTH, _SWEEP_HEIGHT = 9.4, 4.1
-_SWEEP_LEFT, _SWEEP_TOP, _SWEEP_BOTTOM = 0.8, 0.95, 0.6
 _APART: Final = 0.07  # inches between the marks of two curves at one place
 _ROOM: Final = 0.35  # inches of the chart left free on both sides
 _MOST_TICKS: Final = 12
@@ -266,39 +254,30 @@ def sweep_chart(
     every = [value for curve in runs.values() for values in curve.values() for value in values]
     _check(runs, places, every, log)
     heading = f"{title} ({note})" if note else title
-    figure = Figure(
-        _SWEEP_WIDTH, _SWEEP_HEIGHT, alt_text=_alt_text(heading, across, upwards, runs)
-    )
-    figure.heading(title, note)
-    box = (
-        _SWEEP_LEFT,
-        _SWEEP_BOTTOM,
-        _SWEEP_WIDTH - _SWEEP_LEFT - KEY,
-        _SWEEP_HEIGHT - _SWEEP_TOP - _SWEEP_BOTTOM,
-    )
     ticks = tuple(places) if len(places) <= _MOST_TICKS else ()
     xs_shown = [*places, *(band[:2] if band else ())]
     heights = [*every, *([level[0]] if level else ())]
     axes = [
-        Axis(across, _ends_across(xs_shown, "x" in log, box[2]), "x" in log, ticks=ticks),
+        Axis(across, _ends_across(xs_shown, "x" in log), "x" in log, ticks=ticks),
         _upwards(upwards, heights, "y" in log),
     ]
-    chart = Chart(figure, box, list(runs), *axes)
+    chart = Chart.below(title, note, list(runs), *axes, height=4.1)
+    chart.figure.alt_text = _alt_text(heading, across, upwards, runs)
     if band:
         chart.draw_band(*band)
         low, high = map(number_words, band[:2])
-        figure.alt_text += f" Shaded from {low} to {high}: {band[2]}."
+        chart.figure.alt_text += f" Shaded from {low} to {high}: {band[2]}."
     if level:
         chart.draw_level(*level)
-        figure.alt_text += f" A line at {number_words(level[0])}: {level[1]}."
+        chart.figure.alt_text += f" A line at {number_words(level[0])}: {level[1]}."
     for number, (name, curve) in enumerate(runs.items()):
         aside = (number - (len(runs) - 1) / 2) * _APART
-        xs = _moved(np.array(sorted(curve), dtype=float), aside, axes[0], box[2])
+        xs = _moved(np.array(sorted(curve), dtype=float), aside, axes[0])
         columns = [curve[place] for place in sorted(curve)]
         chart.draw_ranges(name, xs, np.array([*map(min, columns)]), np.array([*map(max, columns)]))
         chart.draw_curve(name, xs, np.array([*map(median, columns)]), "measured")
     chart.draw_key({name: (asides or {}).get(name, "") for name in runs})
-    return figure
+    return chart.figure
 
 
 def _check(runs: Runs, places: Sequence[float], every: Sequence[float], log: str) -> None:
@@ -312,10 +291,10 @@ def _check(runs: Runs, places: Sequence[float], every: Sequence[float], log: str
             raise ValueError(f"sweep_chart: {wrong[0]:g} cannot be drawn on the {side} axis.")
 
 
-def _ends_across(places: Sequence[float], logarithmic: bool, inches: float) -> tuple[float, float]:
+def _ends_across(places: Sequence[float], logarithmic: bool) -> tuple[float, float]:
     """Return the ends of the x axis, with space for the marks at the first and the last value."""
     low, high = min(places), max(places)
-    share = _ROOM / (inches - 2 * _ROOM)
+    share = _ROOM / (BREADTH - 2 * _ROOM)
     if logarithmic:
         factor = (high / low) ** share if high > low else 2.0
         return low / factor, high * factor
@@ -336,12 +315,12 @@ def _upwards(name: str, values: Sequence[float], logarithmic: bool) -> Axis:
     return Axis(name, ends, True, ticks=ticks if len(ticks) <= _MOST_TICKS else ())
 
 
-def _moved(xs: Numbers, aside: float, axis: Axis, inches: float) -> Numbers:
-    """Shift x values by `aside` inches, on an axis that is `inches` long."""
+def _moved(xs: Numbers, aside: float, axis: Axis) -> Numbers:
+    """Shift x values by `aside` inches."""
     low, high = axis.ends
     if not axis.logarithmic:
-        return xs + (high - low) * aside / inches
-    factor: float = (high / low) ** (aside / inches)
+        return xs + (high - low) * aside / BREADTH
+    factor: float = (high / low) ** (aside / BREADTH)
     return xs * factor
 
 
@@ -388,8 +367,6 @@ AT_8K: Final[Mapping[str, tuple[str, float]]] = MappingProxyType(
     }
 )  # rule: its rate, and the error at a batch of 8192
 
-_PUBLISHED_WIDTH, _PUBLISHED_HEIGHT = 9.4, 3.9
-_PUBLISHED_LEFT, _PUBLISHED_TOP, _PUBLISHED_BOTTOM = 0.8, 0.95, 0.6
 _CURVE: Final = "linear, gradual warm-up"
 _SMALL, _LARGE = 256, 8192
 
@@ -404,17 +381,10 @@ def published_sweep(rule: str = _CURVE, *, title: str | None = None) -> Figure:
     heading = title or "ResNet-50 on ImageNet: error against the batch"
     note = "published: Goyal et al. 2017, mean of five runs; the rate is 0.1 at a batch of 256"
     names = list(dict.fromkeys([_CURVE, rule]))
-    figure = Figure(_PUBLISHED_WIDTH, _PUBLISHED_HEIGHT)
-    figure.heading(heading, note)
-    box = (
-        _PUBLISHED_LEFT,
-        _PUBLISHED_BOTTOM,
-        _PUBLISHED_WIDTH - _PUBLISHED_LEFT - KEY,
-        _PUBLISHED_HEIGHT - _PUBLISHED_TOP - _PUBLISHED_BOTTOM,
-    )
     ends = min(IMAGENET) / 1.3, max(IMAGENET) * 1.3
     across = Axis("batch", ends, True, _batch, tuple(IMAGENET))
-    chart = Chart(figure, box, names, across, Axis("top-1 error", (20, 44), write=_percent))
+    upwards = Axis("top-1 error", (20, 44), write=_percent)
+    chart = Chart.below(heading, note, names, across, upwards)
     batches, errors = (np.array([*side], dtype=float) for side in (IMAGENET, IMAGENET.values()))
     chart.draw_curve(_CURVE, batches, errors, "measured")
     rate, error = AT_8K[rule]
@@ -425,11 +395,11 @@ def published_sweep(rule: str = _CURVE, *, title: str | None = None) -> Figure:
     here = f"at 8k: rate {rate}\nerror {error:.2f} %,\n{more:.2f} points more\nthan at 256"
     chart.draw_key({name: here if name == rule else "" for name in names})
     points = ", ".join(f"{error:.2f} at {_batch(batch)}" for batch, error in IMAGENET.items())
-    figure.alt_text = (
+    chart.figure.alt_text = (
         f"{heading} ({note}). Top-1 error in percent with the linear rule and gradual warm-up: "
         f"{points}. {rule.capitalize()}, {' '.join(here.split())}."
     )
-    return figure
+    return chart.figure
 
 
 def _batch(value: float) -> str:

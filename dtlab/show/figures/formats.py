@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dtlab.predict.formats import BINARY_FORMATS, BinaryFormat
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
+from dtlab.show.drawing.charts import Axis, Chart, Numbers
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, PALETTE, Figure, edge
 from dtlab.show.words import number_words
 
@@ -358,8 +358,6 @@ def _draw_key(figure: Figure, shares: Mapping[str, float]) -> None:
 
 # The loss scale over the steps of a run, and the skipped steps -----------------------------------
 
-_LOSS_WIDTH, _LOSS_HEIGHT = 9.4, 3.6
-_LOSS_LEFT, _LOSS_TOP, _LOSS_BOTTOM = 0.8, 0.95, 0.6
 _NAME: Final = "loss scale"
 _MOST_TICKS: Final = 8
 
@@ -388,29 +386,20 @@ def loss_scale_chart(
     missed = int(np.count_nonzero(skipped))
     crosses = f"a cross: overflow, the step is skipped ({missed} of {len(scales)})"
     below = f"{note}; {crosses}" if note else crosses
-    figure = Figure(_LOSS_WIDTH, _LOSS_HEIGHT)
-    figure.heading(title, below)
-    box = (
-        _LOSS_LEFT,
-        _LOSS_BOTTOM,
-        _LOSS_WIDTH - _LOSS_LEFT - KEY,
-        _LOSS_HEIGHT - _LOSS_TOP - _LOSS_BOTTOM,
-    )
     across = Axis("optimizer step", (0.5, len(scales) + 0.5))
-    chart = Chart(figure, box, [_NAME], across, _upwards(scales))
+    chart = Chart.below(title, below, [_NAME], across, _upwards(scales))
     stairs = np.repeat(np.append(steps - 0.5, len(scales) + 0.5), 2)[1:-1]
     chart.draw_curve(_NAME, stairs, np.repeat(np.asarray(scales, dtype=float), 2), "predicted")
-    axes = figure.axes[0]
     for step in steps[np.asarray(skipped, dtype=bool)]:
-        axes.plot([step], [scales[step - 1]], "X", markersize=9, color=PALETTE[1],
-                  markeredgecolor="white", zorder=6, gid="skipped")  # fmt: skip
+        chart.axes.plot([step], [scales[step - 1]], "X", markersize=9, color=PALETTE[1],
+                        markeredgecolor="white", zorder=6, gid="skipped")  # fmt: skip
     last = f"{_loss_power(scales[0])} in step 1\n{_loss_power(scales[-1])} in step {len(scales)}"
     chart.draw_key({_NAME: last})
     places = ", ".join(str(step) for step in steps[np.asarray(skipped, dtype=bool)][:12])
     skips = f"Skipped: {places}{', ...' if missed > 12 else ''}."
     which = skips if missed else "No step is skipped."
-    figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {which}"
-    return figure
+    chart.figure.alt_text = f"{title} ({below}). {last.replace(chr(10), ', ')}. {which}"
+    return chart.figure
 
 
 def _upwards(scales: Sequence[float]) -> Axis:

@@ -12,14 +12,13 @@ from matplotlib.patches import Rectangle
 from dtlab.predict.hardware import CARDS, Card, Link
 from dtlab.predict.roofline import Ceiling, attainable, ceilings
 from dtlab.predict.units import in_units
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Kind, Numbers, grey_out, log_ends
+from dtlab.show.drawing.charts import Axis, Chart, Kind, Numbers, grey_out, log_ends
 from dtlab.show.drawing.style import COLOURS, INK, MUTED, SHEET, Figure, blend, edge
 from dtlab.show.words import number_words
 
 __all__ = ["ceiling_ladder", "line_chart", "roofline", "scaling_chart"]
 
 Columns = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-_LEFT, _TOP, _BOTTOM = 0.8, 0.75, 0.6
 _APART, _LONGEST = 0.08, 5  # room for a tick label: share of the axis, and number of digits
 
 
@@ -54,8 +53,6 @@ def line_chart(
         raise ValueError("line_chart: nothing to draw. Give it curves with numbers in them.")
     heading = f"{title} ({note})" if note else title
     words = _alt_text(heading, across, upwards, drawn) + _marked(places or {})
-    figure = Figure(9.4, 3.6, alt_text=words)
-    figure.heading(title, note)
     axes = [
         Axis(
             name,
@@ -65,8 +62,8 @@ def line_chart(
         )
         for name, numbers, side in zip((across, upwards), every, "xy", strict=True)
     ]
-    box = (_LEFT, _BOTTOM, 9.4 - _LEFT - KEY, 3.6 - _TOP - _BOTTOM)
-    chart = Chart(figure, box, list(drawn), axes[0], axes[1])
+    chart = Chart.below(title, note, list(drawn), *axes, height=3.6)
+    chart.figure.alt_text = words
     beside = dict(asides or {})
     for name, pair in (predicted or {}).items():
         formula = _columns(name, *pair, log=log)
@@ -79,7 +76,7 @@ def line_chart(
     for name, x in (places or {}).items():
         chart.draw_upright(x, name)
     chart.draw_key({name: beside.get(name, "") for name in drawn})
-    return figure
+    return chart.figure
 
 
 def _marked(places: Mapping[str, float]) -> str:
@@ -145,8 +142,6 @@ def _alt_text(
 # The dashed line is ideal scaling: N ranks are N times as fast as one rank.
 
 Times = Mapping[str, Mapping[int, float]]
-_WIDTH, _HEIGHT = 9.4, 3.9
-_SCALING_LEFT, _SCALING_TOP, _SCALING_BOTTOM = 0.8, 0.85, 0.6
 _IDEAL: Final = "ideal: N times"
 
 
@@ -183,10 +178,9 @@ def scaling_chart(
     names = list(dict.fromkeys(name for _, name in drawn))
     ranks = sorted({int(n) for columns in drawn.values() for n in columns[0]})
     heading = f"{title} ({note})" if note else title
-    figure = Figure(_WIDTH, _HEIGHT, alt_text=_scaling_alt_text(heading, drawn))
-    figure.heading(title, note)
     speedups = np.concatenate([columns[1] for columns in drawn.values()])
-    chart = _chart(figure, [*names, _IDEAL], ranks, speedups)
+    chart = Chart.below(title, note, [*names, _IDEAL], *_scaling_axes(ranks, speedups))
+    chart.figure.alt_text = _scaling_alt_text(heading, drawn)
     chart.draw_curve(_IDEAL, np.array(ranks, float), np.array(ranks, float), "predicted")
     for (kind, name), (xs, ys) in drawn.items():
         chart.draw_curve(
@@ -198,7 +192,7 @@ def scaling_chart(
             pair = drawn["emulated", name], drawn["predicted", name]
             asides[name] += f"\n{grey_out(chart.axes, name, *pair)}".rstrip()
     chart.draw_key({**asides, _IDEAL: ""})
-    return figure
+    return chart.figure
 
 
 def _speedups(name: str, seconds: Mapping[int, float], weak: bool) -> tuple[Numbers, Numbers]:
@@ -212,20 +206,14 @@ def _speedups(name: str, seconds: Mapping[int, float], weak: bool) -> tuple[Numb
     return ranks, (ranks if weak else 1.0) * seconds[1] / times
 
 
-def _chart(figure: Figure, names: list[str], ranks: list[int], speedups: Numbers) -> Chart:
-    """Create the chart: ranks on the x axis, speed-up on the y axis, both on log scales."""
+def _scaling_axes(ranks: list[int], speedups: Numbers) -> tuple[Axis, Axis]:
+    """Return ranks across and speed-up upwards, both on log scales."""
     across = Axis("ranks", (ranks[0] / 1.15, ranks[-1] * 1.15), True, ticks=ranks)
     low, high = min(0.5, float(speedups.min())), max(float(ranks[-1]), float(speedups.max()))
     powers = range(math.floor(math.log2(low)), math.ceil(math.log2(high)) + 1)
     ends = (low / 1.25, high * 1.25)
     upwards = Axis("times the speed of one rank", ends, True, ticks=[2.0**each for each in powers])
-    box = (
-        _SCALING_LEFT,
-        _SCALING_BOTTOM,
-        _WIDTH - _SCALING_LEFT - KEY,
-        _HEIGHT - _SCALING_TOP - _SCALING_BOTTOM,
-    )
-    return Chart(figure, box, names, across, upwards)
+    return across, upwards
 
 
 def _aside(
@@ -348,16 +336,12 @@ def roofline(
         raise ValueError(f"roofline: {card.name} has {', '.join(by_name)}; not {unknown.pop()!r}.")
     heading = title or f"The roofline of the {card.name}, with its links"
     below = f"peak {in_units(peak, 'FLOP/s')} in bf16; a roof for each memory and link"
-    figure = Figure(9.4, 4.1)
-    figure.heading(heading, below)
     across = np.geomspace(*_INTENSITIES, 300)
     axes = [
         Axis("FLOPs per byte over the level", _INTENSITIES, True, number_words),
         Axis("FLOP/s at most", (1e11, 4 * peak), True, lambda y: in_units(y, "FLOP/s")),
     ]
-    left = 1.2
-    box = (left, _BOTTOM, 9.4 - left - KEY, 4.1 - 0.8 - _BOTTOM)
-    chart = Chart(figure, box, list(by_name), axes[0], axes[1])
+    chart = Chart.below(heading, below, list(by_name), *axes, height=4.1, left=1.2)
     for name, bandwidth in levels:
         chart.draw_curve(name, across, attainable(across, peak, bandwidth), "predicted")
     told = [f"{name} reaches the peak from {each.ridge(peak):,.0f} FLOPs per byte on"
@@ -379,5 +363,5 @@ def roofline(
         name: f"{in_units(each.bandwidth, 'B/s')}\npeak from {each.ridge(peak):,.0f}"
         for name, each in zip(by_name, levels, strict=True)
     })  # fmt: skip
-    figure.alt_text = f"{heading} ({below}). {'; '.join(told)}."
-    return figure
+    chart.figure.alt_text = f"{heading} ({below}). {'; '.join(told)}."
+    return chart.figure

@@ -237,8 +237,6 @@ def wire_step(
 
 # The cost of a late worker: if all workers wait for it, up to a bound, or not at all -------------
 
-_STRAGGLER_WIDTH, _STRAGGLER_HEIGHT = 9.4, 3.9
-_STRAGGLER_LEFT, _TOP, _BOTTOM = 0.8, 0.95, 0.6
 _STEPS: Final = 160
 _SECONDS: Final = 0.1  # of a step; only the ratio of the delay to it matters
 _DELAYS: Final = np.linspace(0, 4, 17)  # in steps
@@ -269,18 +267,10 @@ def straggler(
     steps = f"{delay:g} step{'s' * (delay != 1)}"
     heading = title or f"One of {num_workers} workers is late by {steps}, {which}"
     note = "predicted; 100 % is the rate without a delay"
-    figure = Figure(_STRAGGLER_WIDTH, _STRAGGLER_HEIGHT)
-    figure.heading(heading, note)
     most = max(float(_DELAYS[-1]), delay)
     across = Axis("delay of the late worker, in steps", (0, most * 1.02))
     upwards = Axis("gradients per second", (0, 109), write=lambda share: f"{share:g} %")
-    box = (
-        _STRAGGLER_LEFT,
-        _BOTTOM,
-        _STRAGGLER_WIDTH - _STRAGGLER_LEFT - KEY,
-        _STRAGGLER_HEIGHT - _TOP - _BOTTOM,
-    )
-    chart = Chart(figure, box, list(leads), across, upwards)
+    chart = Chart.below(heading, note, list(leads), across, upwards)
     delays = np.union1d(_DELAYS, [delay])
     here, asides = {}, {}
     for name, lead in leads.items():
@@ -293,11 +283,11 @@ def straggler(
     chart.draw_points(delay, here)
     chart.draw_key(asides)
     facts = [f"{name} {' '.join(words.split())}" for name, words in asides.items()]
-    figure.alt_text = (
+    chart.figure.alt_text = (
         f"{heading} ({note}). {'; '.join(facts)}. Gradients per second fall as the delay grows "
         f"to {most:g} steps: {', '.join(_fall(num_workers, most, leads, turns))}."
     )
-    return figure
+    return chart.figure
 
 
 def _seconds(num_workers: int, delay: float, turns: bool) -> Numbers:

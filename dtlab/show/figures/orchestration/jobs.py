@@ -17,7 +17,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from dtlab.predict.failures import best_interval, goodput, young_interval
-from dtlab.show.drawing.charts import KEY, Axis, Chart, Numbers
+from dtlab.show.drawing.charts import Axis, Chart, Numbers
 from dtlab.show.drawing.style import (
     COLOURS,
     GRID,
@@ -36,8 +36,6 @@ __all__ = ["goodput_curve", "replicas_over_time", "sweep_table"]
 
 # Goodput over the checkpoint interval ------------------------------------------------------------
 
-_WIDTH, _HEIGHT = 9.4, 3.9
-_LEFT, _TOP, _BOTTOM = 0.8, 0.8, 0.6
 _TICKS: Final = (  # seconds
     1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 18000, 36000, 86400, 172800, 432000,
 )  # fmt: skip
@@ -76,12 +74,10 @@ def goodput_curve(
         f"a save takes {duration_words(save)}, a restart {duration_words(restart)}; "
         f"a failure every {duration_words(between_failures)}" + (f"; {note}" if note else "")
     )
-    figure = Figure(_WIDTH, _HEIGHT)
-    figure.heading(heading, below)
-    box = (_LEFT, _BOTTOM, _WIDTH - _LEFT - KEY, _HEIGHT - _TOP - _BOTTOM)
     across = Axis("work between two saves", (float(xs[0]), float(xs[-1])), True, duration_words,
                   _ticks(float(xs[0]), float(xs[-1])))  # fmt: skip
-    chart = Chart(figure, box, ["goodput", *marks], across, Axis("goodput in %", (0, 100)))
+    upwards = Axis("goodput in %", (0, 100))
+    chart = Chart.below(heading, below, ["goodput", *marks], across, upwards)
     chart.draw_curve("goodput", xs, np.array([share(x) for x in xs]), "predicted")
     asides = {"goodput": "predicted"}
     for name, seconds in marks.items():
@@ -89,12 +85,12 @@ def goodput_curve(
         asides[name] = f"{duration_words(seconds)}: {share(seconds):.1f} %"
     chart.draw_key(asides)
     facts = [f"{name} {words}" for name, words in asides.items() if name in marks]
-    figure.alt_text = (
+    chart.figure.alt_text = (
         f"{heading} ({below}). Goodput in percent against the work between two saves: "
         f"{share(float(xs[0])):.0f} at {duration_words(float(xs[0]))}, "
         f"{share(float(xs[-1])):.0f} at {duration_words(float(xs[-1]))}. {'; '.join(facts)}."
     )
-    return figure
+    return chart.figure
 
 
 def _ticks(low: float, high: float) -> Sequence[float]:
@@ -187,6 +183,8 @@ def _draw_cell(
 
 
 # Requests and replicas over time -----------------------------------------------------------------
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 9.4, 3.9, 0.8, 0.6
 
 
 def replicas_over_time(
