@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from dtlab import launch
-from dtlab.ranks.sandbox.time_limits import FOR_CELLS, Patience
+from dtlab.ranks.sandbox.time_limits import STRETCH, Patience
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,7 +48,7 @@ def start() -> Iterator[Start]:
 
 def share_that_counts(*pids: int) -> float:
     """The share of SECONDS that counts against these processes."""
-    begun, patience = time.monotonic(), Patience(SECONDS, lambda: pids, FOR_CELLS)
+    begun, patience = time.monotonic(), Patience(SECONDS, lambda: pids)
     time.sleep(SECONDS)
     return patience.spent / (time.monotonic() - begun)
 
@@ -75,7 +75,7 @@ def test_waiting_for_a_cpu_does_not_count(start: Start) -> None:
     behind = start(cpu, 10)
     start(cpu)
     start(cpu)
-    assert 0.9 / FOR_CELLS < share_that_counts(behind) < 0.5
+    assert 0.9 / STRETCH < share_that_counts(behind) < 0.5
 
 
 def test_sleeping_counts(start: Start) -> None:
@@ -86,16 +86,35 @@ def test_sleeping_counts(start: Start) -> None:
 def test_waiting_for_each_other_counts(start: Start) -> None:
     cpus = sorted(os.sched_getaffinity(0))
     crowd = [psutil.Process(start(cpu)) for cpu in cpus for _ in range(3)]
-    patience = Patience(SECONDS, lambda: [each.pid for each in crowd], FOR_CELLS)
+    patience = Patience(SECONDS, lambda: [each.pid for each in crowd])
     before = sum(each.cpu_times().user for each in crowd)
     time.sleep(SECONDS)
     used = sum(each.cpu_times().user for each in crowd) - before
     assert patience.spent > 0.9 * used / len(cpus)  # though each has waited for the others
 
 
+def test_the_work_of_started_processes_counts(start: Start) -> None:
+    """Else a program could wait for its own processes as long as it likes."""
+    fork = "for _ in range(6):\n    os.fork() or exec('while True: pass')\n"
+    parent = start(min(os.sched_getaffinity(0)), then=f"{fork}while True: pass")
+    children: list[psutil.Process] = []
+    try:
+        while len(children) < 6:
+            time.sleep(0.01)
+            children = psutil.Process(parent).children()
+        patience = Patience(SECONDS, lambda: [parent])
+        before = sum(each.cpu_times().user for each in children)
+        time.sleep(SECONDS)
+        used = sum(each.cpu_times().user for each in children) - before
+        assert patience.spent > 0.9 * used / len(os.sched_getaffinity(0))
+    finally:
+        for each in children:
+            each.kill()
+
+
 def test_a_limit_ends_for_a_process_that_has_ended(start: Start) -> None:
     gone = start(min(os.sched_getaffinity(0)), then="pass")
-    patience = Patience(0.2, lambda: [gone], FOR_CELLS)
+    patience = Patience(0.2, lambda: [gone])
     assert 0 < patience.left <= 0.2
     time.sleep(0.25)
     assert patience.left <= 0

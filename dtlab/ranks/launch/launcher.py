@@ -113,7 +113,7 @@ def launch(
             gloo, and the ranks see no GPU. GPUs are reserved for the launch; other notebooks'
             launches on this node wait.
         timeout: seconds that `fn` may take; None for no limit. On a busy machine, time in which
-            ranks wait for a CPU does not count, up to three times the limit.
+            ranks wait for a CPU does not count, up to nine times the limit.
         trace: record communication and `dtlab.span`s into `Run.trace`.
         seed: seed of torch, NumPy and random, the same on every rank (see `rank_generator`).
         seed_by_rank: True gives each rank a different seed, made from `seed` and the rank. Then a

@@ -30,7 +30,7 @@ from dtlab.ranks.protocol import Frame, Outcome, RankEnd, Reason, Spec
 from dtlab.ranks.record import resident_memory as resident
 from dtlab.ranks.record.counters import Traffic
 from dtlab.ranks.sandbox.isolation import Isolation, end_all_of
-from dtlab.ranks.sandbox.time_limits import FOR_RANKS, Patience
+from dtlab.ranks.sandbox.time_limits import Patience
 from dtlab.ranks.sandbox.untrusted_ranks import (
     UntrustedRanksWatcher,
     UntrustedStackPipe,
@@ -185,7 +185,7 @@ class Supervisor:
         self.traffic.start(self.pids)
         self.deadline = time.monotonic() + timeout if timeout else None
         if timeout:
-            self.waiting = Patience(timeout, lambda: self.pids, FOR_RANKS)
+            self.waiting = Patience(timeout, lambda: self.pids)
         self._tell(protocol.GO, ranks)
 
     def _verdict_at_the_end(self) -> Reason:

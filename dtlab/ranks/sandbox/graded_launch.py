@@ -16,7 +16,7 @@ from dtlab.ranks.launch.client import Collected, Conversation
 from dtlab.ranks.launch.output import Stream
 from dtlab.ranks.protocol import RemoteFailure
 from dtlab.ranks.sandbox import untrusted_data
-from dtlab.ranks.sandbox.time_limits import FOR_RANKS
+from dtlab.ranks.sandbox.time_limits import STRETCH
 from dtlab.ranks.transport import HEADER
 
 __all__ = ["GradedConversation"]
@@ -36,7 +36,7 @@ class GradedConversation(Conversation):
         self._received: set[tuple[int, bytes]] = set()  # frames received, each allowed once
         self._printed: dict[tuple[int, Stream], int] = {}
         self._left = MOST_BYTES
-        limit = START_LIMIT + FOR_RANKS * (self.spec.timeout or 0.0) + END_LIMIT
+        limit = START_LIMIT + STRETCH * (self.spec.timeout or 0.0) + END_LIMIT
         self._deadline = time.monotonic() + limit
 
     def run(self) -> Collected:

@@ -24,7 +24,7 @@ from dtlab.ranks.launch.client import Server
 from dtlab.ranks.plain import NotPlain, decode, encode
 from dtlab.ranks.sandbox.cgroups import Group
 from dtlab.ranks.sandbox.isolation import HOME, Isolation
-from dtlab.ranks.sandbox.time_limits import FOR_CELLS, Patience
+from dtlab.ranks.sandbox.time_limits import Patience
 from dtlab.ranks.sandbox.untrusted_data import TooMuch, opened, spoken
 from dtlab.ranks.transport import HEADER, Closed, receive_frame, send_frame, send_request
 
@@ -106,7 +106,7 @@ class Sandbox:
     def patience(self, seconds: float) -> Patience:
         """Start a time limit of `seconds`; see `Patience`."""
         group = self._group
-        return Patience(seconds, group.pids, FOR_CELLS, group.used, group.waited)
+        return Patience(seconds, group.pids, group.used, group.waited)
 
     def out_of_memory(self) -> bool:
         """Whether the kernel has killed a process, because the sandbox exceeded its memory."""

@@ -14,18 +14,16 @@ from pathlib import Path
 
 from dtlab.ranks.system import usable_cpus
 
-__all__ = ["FOR_CELLS", "FOR_RANKS", "Patience"]
+__all__ = ["STRETCH", "Patience"]
 
-# Maximum factor by which a limit is stretched. The CPU time of short-lived processes that ranks
-# fork is not counted, so the factor for ranks is smaller.
-FOR_CELLS, FOR_RANKS = 10, 4
+STRETCH = 10  # maximum factor by which a limit is stretched
 
 
 class Patience:
-    """A time limit of `seconds` that starts now, for the processes that `pids` lists.
+    """A time limit of `seconds` that starts now, for processes and those that they have started.
 
     The time that counts is the elapsed time minus the longest time that one thread has waited for
-    a CPU. It is at least 1/`stretch` of the elapsed time, and at least the CPU time of all threads
+    a CPU. It is at least 1/`STRETCH` of the elapsed time, and at least the CPU time of all threads
     divided by the number of CPUs, because threads may also wait for each other. If the system
     counts them, `used` returns that CPU time, and `waited` the time in which any process waited
     for a CPU. Both include processes that have ended: a cell that launches ranks several times
@@ -36,12 +34,10 @@ class Patience:
         self,
         seconds: float,
         pids: Callable[[], Iterable[int]],
-        stretch: int,
         used: Callable[[], float] = lambda: 0.0,
         waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._seconds, self._pids, self._used, self._waited = seconds, pids, used, waited
-        self._stretch = stretch
         self._begun = time.monotonic()
         self._before, self._used_before, self._waited_before = self._threads(), used(), waited()
 
@@ -55,7 +51,7 @@ class Patience:
             longest = max(longest, waiting - waited_before)
         ran = max(ran, self._used() - self._used_before)
         longest = max(longest, self._waited() - self._waited_before)
-        return max(elapsed - longest, elapsed / self._stretch, ran / usable_cpus())
+        return max(elapsed - longest, elapsed / STRETCH, ran / usable_cpus())
 
     @property
     def left(self) -> float:
@@ -65,11 +61,15 @@ class Patience:
 
     def _threads(self) -> dict[int, tuple[float, float]]:
         """For each thread, the seconds that it ran, and that it waited for a CPU."""
-        times = {}
-        for pid in self._pids():
+        times: dict[int, tuple[float, float]] = {}
+        pids = list(self._pids())
+        while pids:
             with suppress(OSError):  # it has ended, or this system has no such folder
-                for task in Path(f"/proc/{pid}/task").iterdir():
+                for task in Path(f"/proc/{pids.pop()}/task").iterdir():
+                    if int(task.name) in times:
+                        continue
                     with suppress(OSError, ValueError):
                         ran, waited, _ = map(int, (task / "schedstat").read_text().split())
                         times[int(task.name)] = ran / 1e9, waited / 1e9
+                        pids += map(int, (task / "children").read_text().split())
         return times
