@@ -8,11 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any, cast
 
 import psutil
 import pytest
 
 from dtlab import launch
+from dtlab.checks.functions.trials import Recording, Trial
+from dtlab.classroom.judging.isolated import IsolatedBench
+from dtlab.errors import RankTimeoutError
+from dtlab.ranks.sandbox.isolation import Isolation
 from dtlab.ranks.sandbox.time_limits import STRETCH, Patience
 
 pytestmark = [
@@ -118,3 +123,23 @@ def test_a_limit_ends_for_a_process_that_has_ended(start: Start) -> None:
     assert 0 < patience.left <= 0.2
     time.sleep(0.25)
     assert patience.left <= 0
+
+
+@pytest.mark.parametrize(("seconds", "attempts"), [(0.0, 1), (0.3, 2)])
+def test_an_answer_whose_ranks_had_no_cpu_is_judged_again(
+    seconds: float, attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that need much longer than their limit, which is stretched, have waited for a CPU."""
+    begun = []
+
+    def launched(*_: Any, **__: Any) -> None:
+        begun.append(time.monotonic())
+        time.sleep(seconds)
+        raise RankTimeoutError("the time limit has passed.", running=[])
+
+    monkeypatch.setattr("dtlab.ranks.launch.launcher.launch_graded", launched)
+    monkeypatch.setattr(IsolatedBench, "_sandbox_for", lambda *_, **__: None)
+    bench = IsolatedBench(cast("Any", None), Isolation(user=0), None)
+    result = bench.observe(Trial(1, [Recording((1,))], limit=0.1), int)
+    assert len(begun) == attempts
+    assert result.hung and bench.timed_out

@@ -485,6 +485,8 @@ def _hang(error: RanksError, trial: Trial, where: str) -> str:
 
 def _usual_cause(operations: Collection[str]) -> str:
     """Returns advice for a timeout, for which the watcher gives none."""
+    if not operations:
+        return "Where they were is not known. Look for a loop that does not end, or slow work."
     if operations and all(operation.startswith("recv") for operation in operations):
         return "Every rank receives before it sends, so no rank sends: post isend, then receive."
     if operations and all(operation == "compute" for operation in operations):
