@@ -395,9 +395,9 @@ def test_a_trace_without_events_says_so() -> None:
 @pytest.mark.slow
 def test_many_events_are_drawn_in_reasonable_time() -> None:
     trace = Trace([event for i in range(5000) for event in message(i % 4, (i + 1) % 4, i, i + 2)])
-    begun = time.perf_counter()
+    begun = time.process_time()  # on a busy machine, other programs take most of the time
     assert_not_blank(timeline(trace))
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
 
 
 # ---------------------------------------------------------------------------------- ring
