@@ -72,7 +72,7 @@ def test_a_launch_does_not_count_it(start: Start) -> None:
     cpu = min(os.sched_getaffinity(0))
     start(cpu)
     start(cpu)
-    assert launch(busy_for, 0.5, cpu, world_size=1, timeout=1.5).values[0] > 1.5
+    assert launch(busy_for, 1.0, cpu, world_size=1, timeout=1.5).values[0] > 1.5
 
 
 def test_waiting_for_a_cpu_does_not_count(start: Start) -> None:
