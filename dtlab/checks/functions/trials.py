@@ -486,7 +486,10 @@ def _hang(error: RanksError, trial: Trial, where: str) -> str:
 def _usual_cause(operations: Collection[str]) -> str:
     """Returns advice for a timeout, for which the watcher gives none."""
     if not operations:
-        return "Where they were is not known. Look for a loop that does not end, or slow work."
+        return (
+            "It is not known in which line each rank was. Run the check again. If it fails again, "
+            "look for a loop that does not end, or for work that takes far too long."
+        )
     if operations and all(operation.startswith("recv") for operation in operations):
         return "Every rank receives before it sends, so no rank sends: post isend, then receive."
     if operations and all(operation == "compute" for operation in operations):

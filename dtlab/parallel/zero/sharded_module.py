@@ -103,7 +103,7 @@ class ShardedModule(nn.Module):
         if optimizer in self._accepted:
             return
         if getattr(optimizer, "optimizers", None):
-            return  # it steps others, and each of them comes here by itself
+            return  # its step calls those of other optimizers, and each of them is checked
         pieces = set(self.parameters())
         groups = [each for each in optimizer.param_groups if not pieces.isdisjoint(each["params"])]
         if not groups:

@@ -16,7 +16,9 @@ from dtlab.ranks.system import usable_cpus
 
 __all__ = ["STRETCH", "Patience"]
 
-STRETCH = 10  # maximum factor by which a limit is stretched
+# Maximum factor by which a limit is stretched. There is one because the work of processes that
+# ranks started, and that have ended, is not counted.
+STRETCH = 10
 
 
 class Patience:

@@ -115,7 +115,7 @@ class Chart:
         height: float = 3.8,
         left: float = LEFT,
     ) -> Chart:
-        """Return a chart in a `figure` of its own, below its title and the smaller line `note`.
+        """Create a figure with a title, the smaller line `note`, and below them a chart.
 
         `height` of the figure and the space on the `left`, for the numbers, are in inches.
         """
