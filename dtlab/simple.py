@@ -42,7 +42,8 @@ from torch import Tensor, nn
 # An operation that all ranks call together is a collective. A broadcast copies one rank's tensor
 # to all; a reduce brings the sum of all tensors to one rank. If every rank needs this sum, the
 # operation is called all-reduce, and training needs it more than any other. The obvious way is
-# through one rank.
+# through one rank. Every tensor that is sent or received must be contiguous, and both sides must
+# agree on its size and dtype.
 
 
 def root_all_reduce(tensor: Tensor) -> None:
@@ -85,13 +86,15 @@ def ring_all_reduce(tensor: Tensor) -> None:
     for k in range(2 * (n - 1)):
         outgoing, incoming = chunks[(rank - 1 - k) % n], chunks[(rank - 2 - k) % n]
         received = torch.empty_like(incoming)
-        sending: Any = dist.isend(outgoing, dst=(rank + 1) % n)  # returns at once: wait below
+        # `isend` returns at once, but `send` may wait for the receiver: if all ranks waited in
+        # `send`, none would reach its `recv`.
+        sending: Any = dist.isend(outgoing, dst=(rank + 1) % n)
         dist.recv(received, src=(rank - 1) % n)
         if k < n - 1:
             incoming += received
         else:
             incoming.copy_(received)
-        sending.wait()  # now the chunk may change; without a wait the message might be lost
+        sending.wait()  # only now may the chunk change, or this process end
 
 
 # ----------------------------------------------------------------------------- 2. Data parallelism
@@ -176,7 +179,8 @@ def accumulate(
     divided by the number of all samples, since a mean of means is wrong if the microbatches differ
     in size. Activations are in memory for one microbatch at a time, and the all-reduces are those
     of a single batch. Before, `.grad` must be None, because backward adds to it, and all ranks
-    must have equal parameters.
+    must have equal parameters. Each rank needs one microbatch at least, and all parameters must be
+    used.
     """
     samples = torch.tensor(sum(len(inputs) for inputs, _ in microbatches))
     dist.all_reduce(samples)
@@ -235,8 +239,9 @@ class Zero1:
 class Zero2(Zero1):
     """As `Zero1`, but a hook reduces each gradient as soon as it is complete.
 
-    So a rank keeps 1/N of the gradients too, and the bytes that move are the same. Call `step`
-    after each backward: a second backward would divide the owner's mean by N again.
+    So a rank keeps about 1/N of the gradients too, and the bytes that move are the same. As with
+    `average_by_hooks`, all ranks must compute their gradients in the same order. Call `step` after
+    each backward: a second backward would divide the owner's mean by N again.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], make: Any, **options: Any) -> None:
@@ -297,11 +302,12 @@ class CopyToRanks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)  # autograd needs a new tensor, even if nothing is computed
+        return x.view_as(x)  # the same values: only backward differs
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)  # as messages must be
+        # A copy, since autograd may use `gradient` elsewhere and the all-reduce works in place.
+        total = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
@@ -367,12 +373,13 @@ def vocab_embedding(tokens: Tensor, table: Tensor) -> Tensor:
 def vocab_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the mean of log(sum(exp(z))) - z[target] over tokens; this rank has logits [t, V/N].
 
-    The logits come from `column_linear`, whose backward adds up the gradients of its input. Three
-    numbers per token are all-reduced: the largest logit, so that exp does not overflow, the sum of
-    exp, and the target's logit, which one rank has and the others count as zero. Backward moves
-    nothing here, because every rank has the same loss.
+    The logits come from `column_linear`, whose backward adds up the gradients of its input. In z
+    the largest logit is subtracted from all, so that exp does not overflow; the loss is the same.
+    Three numbers per token are all-reduced: the largest logit, the sum of exp, and the target's z,
+    which one rank has and the others count as zero. Backward moves nothing here, because every
+    rank has the same loss.
     """
-    largest = logits.detach().amax(-1)
+    largest = logits.detach().amax(-1)  # it changes no loss, so it needs no gradient
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     z = logits - largest.unsqueeze(-1)
     column = targets - dist.get_rank() * z.shape[-1]
@@ -426,16 +433,18 @@ def run_schedule(
     or GPipe, in which all forwards come first. `loss` is a mean over samples, and microbatches
     have equal sizes, so the mean of their losses is right. Outputs go to the next stage and
     gradients of inputs to the previous one, one microbatch of activations each. All stages take
-    and return tensors of the shape of `inputs`, a list of microbatches, of which only rank 0 reads
-    the values. A message and its receive have the same tag: 2m for the output of microbatch m, and
-    2m + 1 for its gradient.
+    and return tensors of the shape and floating dtype of `inputs`, a list of microbatches. Only
+    rank 0 reads their values, and only the last rank reads `targets`. Gradients are added to
+    `.grad` of this rank's parameters. A message and its receive have the same tag: 2m for the
+    output of microbatch m, and 2m + 1 for its gradient.
     """
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     pending: dict[int, tuple[Tensor, Tensor, Any]] = {}  # input, output, message; from F to B
     sending: list[Any] = []  # not waited for here: the neighbour may be sending to us, too
     for _, kind, m in schedule[rank]:
         if kind == "F":
-            x = inputs[m].clone(memory_format=torch.contiguous_format)  # ranks > 0 overwrite it
+            # A copy: rank 0 must not change the caller's tensor, and the others overwrite it.
+            x = inputs[m].clone(memory_format=torch.contiguous_format)
             if rank > 0:
                 dist.recv(x, src=rank - 1, tag=2 * m)
             y = module(x.requires_grad_())
@@ -448,7 +457,9 @@ def run_schedule(
             if rank < last:
                 gradient = torch.empty_like(y, memory_format=torch.contiguous_format)
                 dist.recv(gradient, src=rank + 1, tag=2 * m + 1)
-                sent.wait()  # at once, since the next stage had y to answer with a gradient
+                # This takes no time: the next stage has received y, or it could not have sent a
+                # gradient. Kept until the end, the message would keep y in memory.
+                sent.wait()
                 y.backward(gradient)
             else:
                 (loss(y, targets[m]) / len(targets)).backward()
@@ -512,8 +523,9 @@ def simulate(
 def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention over all ranks' tokens, forward only; q, k, v [b, heads, tokens / N, d].
 
-    N divides the heads. In an all-to-all, part r of each rank goes to rank r. One exchanges a
-    split of the tokens for a split of the heads, and a second one goes back. A rank sends (N-1)/N
+    Rank r has the r-th run of tokens, and the number of heads is a multiple of N. In an
+    all-to-all, part r of each rank goes to rank r. One each for q, k and v exchanges a split of
+    the tokens for a split of the heads, and a fourth brings the output back. A rank sends (N-1)/N
     of its q, k, v and output, so the bytes per rank fall as N grows.
     """
 
@@ -530,17 +542,18 @@ def ulysses_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(exchange(mixed.chunk(n, dim=2)), dim=1)
 
 
-# That needs heads that N divides. Ring attention does not: each rank keeps its queries, and the
-# keys and values travel. The softmax divides by a sum over all keys. We carry the sum along, and
-# when it grows, we scale down the output so far.
+# That needs a number of heads that is a multiple of N. Ring attention does not: each rank keeps
+# its queries, and the keys and values travel. The softmax divides by a sum over all keys. We carry
+# the sum along, and when it grows, we scale down the output so far.
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention without a mask over all ranks' tokens, forward only; [..., tokens / N, d].
 
     In each of N-1 rounds a rank sends a block of keys and values, 1/N of them all, to the right.
-    `lse` is log(sum(exp(scores))) over the blocks so far: exp(lse) is the sum in the softmax. We
-    carry its logarithm because the sum itself may overflow.
+    A causal mask would set the scores of later keys to -inf; it is left out to be short. `lse` is
+    log(sum(exp(scores))) over the blocks so far: exp(lse) is the sum in the softmax. We carry its
+    logarithm because the sum itself may overflow.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     output, lse = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -math.inf)
@@ -625,6 +638,7 @@ def routed_experts(tokens: Tensor, router: nn.Module, experts: Sequence[nn.Modul
     computed = torch.zeros_like(rows)
     for number, expert in enumerate(experts):
         mine = expert_of_row == number
+        # Also without rows: so backward reaches both exchanges on all ranks, or some would wait.
         computed[mine] = expert(rows[mine])
     back = Exchange.apply(computed, received, sent)
     return torch.zeros_like(tokens).index_copy(0, order, back) * probability.unsqueeze(-1)
@@ -640,8 +654,8 @@ def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
     """Return the mean over ranks of each rank's k elements of largest absolute value.
 
     They are those of `gradient` plus `error`. What is not sent remains in `error`, a contiguous
-    tensor that is updated in place.
-    A rank sends 8 bytes for each of its k elements, a place and a value, to every other rank.
+    tensor that begins as zeros and is updated in place. A rank sends 8 bytes for each of its k
+    elements, a place and a value, to every other rank.
     """
     error += gradient
     flat = error.flatten()
@@ -657,9 +671,11 @@ def top_k_mean(gradient: Tensor, error: Tensor, k: int) -> Tensor:
 def power_sgd_mean(matrix: Tensor, q: Tensor, error: Tensor) -> Tensor:
     """Return the mean of `matrix` [a, b], roughly; update the factor q [b, r] and `error`.
 
-    The mean is taken to be p @ q.T, so r (a + b) elements are all-reduced, not a * b. One step of
-    power iteration suffices, because gradients change slowly and q from the last step is almost
-    right. All ranks begin with the same q.
+    The mean is taken to be p @ q.T, so r (a + b) elements are all-reduced, not a * b. To compute p
+    from q and then q from p, again and again, would lead to the best such p and q. Here it is done
+    once, because gradients change slowly and q from the last step is almost right. All ranks begin
+    with the same q, and with zeros in `error`. The error of a rank also holds its difference from
+    the mean. These differences add up to zero over the ranks, so they do not change a later mean.
     """
     whole = matrix + error
     p = whole @ q
@@ -717,7 +733,8 @@ def work(module: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> None:
 # --------------------------------------------------------------------------------- 10. Checkpoints
 #
 # A long run will be interrupted. It continues as if nothing had happened if we save all that the
-# next step reads: parameters, the optimizer's state, the step, and the state of random numbers.
+# next step reads: parameters, the optimizer's state, the step, which here also tells the next
+# batch, and the state of torch's random numbers on the CPU, the only ones that are used here.
 # If all ranks hold the same state, also of random numbers, one of them saves it for all. Otherwise
 # each rank saves to its own path, for example if ranks have different seeds for dropout.
 
@@ -746,10 +763,11 @@ def load(path: Path, **parts: Any) -> int:
 # Ranks that wait for each other wait forever, and no exception tells why. But the reason is in
 # what they have begun. Suppose that each rank keeps a log of what it begins: "recv 1" to receive
 # from rank 1, "send 1", or "all_reduce". Around an operation in which it waits, the log has two
-# more entries: "block" before it and "end" after it. If rank 0 has ["block", "recv 1"] and rank 1
-# has ["block", "recv 0"], neither has sent, so neither will ever receive. A collective waits for
-# all ranks, except that "broadcast 0", from rank 0, waits for rank 0 only. Left out are reduce and
-# gather, in which one rank waits and the others go on, and scatter.
+# more entries: "block" before it and "end" after it. The last entry of a rank that has returned is
+# "finished", which the launcher adds. If rank 0 has ["block", "recv 1"] and rank 1 has ["block",
+# "recv 0"], neither has sent, so neither will ever receive. A collective waits for all ranks,
+# except that "broadcast 0", from rank 0, waits for rank 0 only. Left out are reduce and gather, in
+# which one rank waits and the others go on, and scatter.
 
 COLLECTIVES = (
     "all_reduce", "broadcast", "barrier", "all_gather", "all_gather_single", "reduce_scatter",
@@ -898,7 +916,8 @@ def launch(fn: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
             process.join()
             process.close()
             pipe.close()
-        store = None  # and its port: the traceback of an exception keeps this frame's variables
+        # Close the store and its port now, although an exception's traceback keeps this frame.
+        store = None
 
 
 def run_rank(
