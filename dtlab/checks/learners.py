@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 from dtlab.errors import DtlabError
 from dtlab.ranks.protocol import MOST_SECONDS
+from dtlab.stored import append, stored
 
 __all__ = [
     "being_graded",
@@ -28,7 +27,6 @@ __all__ = [
     "stored_results",
 ]
 
-T = TypeVar("T")
 _PLACEHOLDERS = {
     "",
     "id",
@@ -94,13 +92,11 @@ def notebook_folder() -> Path:
     return Path(getattr(shell, "starting_dir", None) or Path.cwd()).absolute()
 
 
-# Stored results: one line of JSON for each improved result of a part or practice task ------------
+# Stored results: one entry for each improved result of a part or practice task -------------------
 #
-# Another line has a part and a known mistake in it, once. Each line is appended by one write, so
-# several notebooks may write at once. A part's best line counts. The last line with a result shows
-# what the learner works on; Run All improves nothing, and changes no line. The file is in the
-# user's data folder, usually `$XDG_DATA_HOME/dtlab/progress.jsonl`. If it cannot be written, the
-# check continues.
+# Another entry has a part and a known mistake in it, once. A part's best entry counts. The last
+# entry with a result shows what the learner works on; Run All improves nothing, and adds none. If
+# nothing can be stored, the check continues.
 
 
 def record(name: str, score: float, max_score: float) -> None:
@@ -109,7 +105,7 @@ def record(name: str, score: float, max_score: float) -> None:
     with suppress(OSError, RuntimeError):  # no home folder, disk full, no permission
         if graded_student() is not None or share <= best_shares().get(name, 0.0):
             return
-        _append({"part": name, "share": round(share, 6)})
+        append({"part": name, "share": round(share, 6)})
 
 
 def record_mistakes(name: str, mistakes: Iterable[str]) -> None:
@@ -119,49 +115,20 @@ def record_mistakes(name: str, mistakes: Iterable[str]) -> None:
             before = stored_mistakes()
             for mistake in dict.fromkeys(mistakes):
                 if name not in before.get(mistake, ()):
-                    _append({"part": name, "mistake": mistake})
-
-
-def _append(entry: dict[str, Any]) -> None:
-    file = _file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # The newline comes first, so that a line cut off by a crash does not damage this one.
-    line = "\n" + json.dumps(entry)
-    handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(handle, line.encode())
-    finally:
-        os.close(handle)
+                    append({"part": name, "mistake": mistake})
 
 
 def stored_results() -> list[tuple[str, float]]:
-    """Returns the names and shares of points of all stored results, the latest one last.
-
-    Skips invalid lines, which a crash may leave.
-    """
-    return _stored("share", float)
+    """Returns the names and shares of points of all stored results, the latest one last."""
+    return stored("part", "share", float)
 
 
 def stored_mistakes() -> dict[str, list[str]]:
     """Returns the parts in which the learner made each known mistake, in the order of time."""
     parts: dict[str, list[str]] = {}
-    for part, mistake in _stored("mistake", str):
+    for part, mistake in stored("part", "mistake", str):
         parts.setdefault(mistake, []).append(part)
     return parts
-
-
-def _stored(key: str, kind: Callable[[Any], T]) -> list[tuple[str, T]]:
-    """Returns the part and the value of `key` in each stored line that has it."""
-    found = []
-    try:
-        lines = _file().read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return []
-    for line in lines:
-        with suppress(ValueError, TypeError, KeyError):
-            entry = json.loads(line)
-            found.append((str(entry["part"]), kind(entry[key])))
-    return found
 
 
 def best_shares() -> dict[str, float]:
@@ -170,9 +137,3 @@ def best_shares() -> dict[str, float]:
     for name, share in stored_results():
         best[name] = max(best.get(name, 0.0), share)
     return best
-
-
-def _file() -> Path:
-    from platformdirs import user_data_path
-
-    return user_data_path("dtlab", appauthor=False) / "progress.jsonl"
