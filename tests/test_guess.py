@@ -240,7 +240,7 @@ def test_a_number_is_committed_from_the_field_and_by_the_button() -> None:
     assert "&#x27;twelve&#x27; is not a number in MB" in status.value
     field.value = "12"
     assert made.value == 12
-    assert "Your guess is 12 MB. Now run the next cell." in status.value
+    assert "Your guess is 12 MB. The next cell shows the answer." in status.value
     field.value = "13"
     button.click()
     assert made.value == 13
@@ -262,7 +262,7 @@ def test_a_form_shown_again_has_the_guess_and_accepts_another_until_the_answer()
     made.commit(12)
     (field, _, _), status = parts(form(made))
     assert (field.value, field.disabled) == ("12", False)
-    assert "Your guess is 12 MB. Now run" in status.value
+    assert "Your guess is 12 MB. The next cell" in status.value
     field.value = "13"
     assert made.value == 13
     made.reveal(24)

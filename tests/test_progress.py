@@ -320,7 +320,7 @@ def test_the_lesson_comes_before_the_exercises(course: Course) -> None:
         return repr(progress()).splitlines()[-2]
 
     assert following() == (
-        "Next: lesson 00 One GPU is not enough, 55 minutes   dtlab start 00"
+        "Next: lesson 00 One GPU is not enough, 110 minutes   dtlab start 00"
     )
     assert "dtlab start 00</p>" in progress()._repr_html_()
     list(start(course, UNIT))

@@ -283,7 +283,7 @@ def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
         first, *others = json.loads(text)["cells"]
         opening = "".join(first["source"])
         title = next(iter(re.findall(r"^# (.+)", opening, re.MULTILINE)), number)
-        minutes = re.search(r"about (\d+) minutes", opening)
+        minutes = re.search(r"about (\d+) minutes for the lesson", text)
         tasks = [
             Task(name, cell["id"], best.get(f"practice/{name}") == 1)
             for cell in others

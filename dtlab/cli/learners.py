@@ -1,4 +1,4 @@
-"""The commands for learners: `dtlab start`, `lab`, `progress` and `reset`."""
+"""The commands for learners: `dtlab start`, `lab`, `progress`, `review` and `reset`."""
 
 from __future__ import annotations
 
@@ -67,6 +67,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     progress.add_argument("unit", nargs="?", help='number of a unit, such as "01"')
     progress.set_defaults(run=_progress)
+
+    review = commands.add_parser(
+        "review",
+        help="answer questions that come back after days",
+        description="Asks again what you did not know: guesses of the lessons that were off by "
+        "more than a factor of 2, the self-checks of lessons that you have begun, and mistakes "
+        "that you made in several parts. You say whether you knew the answer; the less you knew, "
+        "the sooner a question comes back. Ctrl-C stops. Everything is stored on this machine "
+        "only.",
+    )
+    review.add_argument("--most", type=int, default=10, help="the number of questions (10)")
+    review.set_defaults(run=_review)
 
     reset = commands.add_parser(
         "reset",
@@ -187,8 +199,20 @@ def _lab(options: argparse.Namespace) -> None:
 
 def _progress(options: argparse.Namespace) -> None:
     from dtlab.checks.progress import progress
+    from dtlab.checks.review import due_cards
+    from dtlab.predict.units import counted
 
     print(progress(options.unit))
+    if not options.unit and (due := due_cards()):
+        print(f"Due for review: {counted(len(due), 'question')}   dtlab review")
+
+
+def _review(options: argparse.Namespace) -> None:
+    from dtlab.checks.review import review
+
+    if options.most < 1:
+        raise DtlabError(f"dtlab review: --most {options.most} must be at least 1.")
+    review(most=options.most)
 
 
 def _cleared(source: str) -> str:

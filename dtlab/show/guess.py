@@ -18,13 +18,15 @@ import html
 import math
 import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from dtlab.predict.units import counted
 from dtlab.show.arguments import checked
-from dtlab.show.guess_form import form
+from dtlab.show.guess_form import form, on_display, then_next_cell
 from dtlab.show.notebook import (
     Kept,
     has_front_end,
@@ -34,6 +36,7 @@ from dtlab.show.notebook import (
 )
 from dtlab.show.remeasure import far_off, load_in_words
 from dtlab.show.words import number_from_words
+from dtlab.stored import append, stored
 
 __all__ = ["Guess", "calibration", "distance_words", "guess"]
 
@@ -205,8 +208,28 @@ class Guess:
 
     def _freeze(self) -> None:
         self.revealed = True
+        self._store()
         for callback in list(self.on_reveal):
             callback()
+
+    def _store(self) -> None:
+        """Store the question and whether the guess was right, once: `dtlab review` asks again."""
+        lesson = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+        with suppress(OSError, RuntimeError):  # no home folder, disk full, no permission
+            if (self.question, lesson) not in stored("guess", "lesson", str):
+                append(
+                    {
+                        "guess": self.question, "lesson": lesson, "unit": self.unit,
+                        "options": self.options, "answer": self.answer,
+                        "right": self._about_right(), "time": time.time(),
+                    }
+                )  # fmt: skip
+
+    def _about_right(self) -> bool:
+        """Whether the right option was chosen, or a number within a factor of 2."""
+        if isinstance(self.value, str) or isinstance(self.answer, str) or not self.answer:
+            return self.value == self.answer
+        return self.value is not None and 0.5 <= self.value / self.answer <= 2
 
     def _hide(self, note: str | Mapping[str, str]) -> None:
         """Show "Predict first", and the answer in its place as soon as there is a guess."""
@@ -218,15 +241,15 @@ class Guess:
             f'<div style="{style}"><b>Predict first.</b> Enter your prediction in the cell '
             f"above; the answer appears here.<br>{html.escape(self.question)}</div>"
         )
-        kept, place = Kept(waiting, asking), widgets.HTML(waiting)
+        kept, place = Kept(waiting, asking), widgets.HTML(waiting + on_display("button"))
         button = widgets.Button(description="I don't know", tooltip="Show the answer")
         box = widgets.VBox([place, button])
         box.add_class("dtlab-predict")
         self.hidden += 1
 
-        def show() -> None:
+        def show(then: str = "") -> None:
             page, text = self._verdict(note)
-            place.value = page
+            place.value = page + then
             box.children = [place]
             kept.update(page, text)
             self._freeze()
@@ -239,7 +262,7 @@ class Guess:
         def clicked(_: Any) -> None:
             if committed in self.on_commit:
                 self.on_commit.remove(committed)
-                show()
+                show(then_next_cell("button", run=False))
 
         self.on_commit.append(committed)
         button.on_click(clicked)

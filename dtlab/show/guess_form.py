@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-__all__ = ["form"]
+__all__ = ["form", "on_display", "then_next_cell"]
 
 
 class Question(Protocol):
@@ -31,13 +31,14 @@ class Question(Protocol):
 def form(guess: Question) -> Any:
     """Build the form as a widget: the question, the controls, and a status line.
 
-    By keyboard: press Tab to reach the field, type, press Enter; or press Tab to reach an option,
-    and then the space bar. In JupyterLab the next cell is selected then, so that Shift+Enter runs
-    it. Leaving the field commits the guess too. The field shows an earlier guess if there is one.
+    By keyboard in JupyterLab: Shift+Enter runs the cell and selects the field or the first option.
+    Type a number and press Enter, or press Tab until the option is reached and then the space bar:
+    the next cell runs. Enter in the empty field runs it too, and Escape only selects it. Leaving
+    the field commits the guess without running a cell. The field shows an earlier guess.
     """
     import ipywidgets as widgets
 
-    status = widgets.HTML()
+    status = widgets.HTML(on_display("button" if guess.options else "input"))
     controls = _buttons(guess, status) if guess.options else _field(guess, status)
     question = widgets.HTML(f"<b>Guess.</b> {html.escape(guess.question)}")
     row = widgets.HBox(controls, layout=widgets.Layout(flex_flow="row wrap"))
@@ -100,33 +101,72 @@ def _commit(guess: Question, typed: Any, status: Any, control: str) -> None:
     except ValueError as error:
         status.value = _status(str(error))
     else:
-        status.value = _status(_committed(guess)) + _next_cell(control)
+        run = not guess.revealed  # otherwise the answer is there already
+        status.value = _status(_committed(guess)) + then_next_cell(control, run=run)
 
 
 def _committed(guess: Question) -> str:
     """Say which guess was set, and what to do next."""
     line = f"Your guess is {guess.words(guess.value)}."
-    return line if guess.revealed else f"{line} Now run the next cell."
+    return line if guess.revealed else f"{line} The next cell shows the answer."
 
 
-_COMMITS: Final = itertools.count()
+# The focus ---------------------------------------------------------------------------------------
+#
+# After Shift+Enter the focus would be on the next cell, and after Enter it would stay in the
+# field. So the outputs carry scripts that move it: in the error handler of an image that cannot
+# load, because the front end runs no other script of an HTML widget. JupyterLab turns to command
+# mode when a cell gets the focus, and runs the cell when it sees Shift+Enter.
+
+_SCRIPTS: Final = itertools.count()
+_RUN: Final = (
+    "next.dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter', code: 'Enter', keyCode: 13, "
+    "shiftKey: true, bubbles: true, cancelable: true}));"
+)
 
 
-def _next_cell(control: str) -> str:
-    """Return an image that cannot load, whose error handler selects the next cell in JupyterLab.
+def then_next_cell(control: str, *, run: bool) -> str:
+    """Return HTML that selects the next cell in JupyterLab, and also runs it if `run`.
 
-    After Enter the focus would stay in the field, where Shift+Enter does nothing. JupyterLab turns
-    to command mode when a cell gets the focus. The focus moves only if it is on a `control` of
-    this cell, or on nothing because the control was disabled: a learner who left the field by Tab
-    or by a click chose another place. The number makes each commit a change of the status line.
+    It does so only if the focus is on a `control` of this cell, or on nothing because the control
+    was disabled: a learner who left the field by Tab or by a click chose another place.
     """
-    script = (
-        "const cell = this.closest('.jp-Cell'), at = document.activeElement; this.remove(); "
-        f"if (cell && (at === document.body || cell.contains(at) && at.matches('{control}'))) "
-        "cell.nextElementSibling?.focus();"
+    return _script(
+        f"if (at === document.body || cell.contains(at) && at.matches('{control}')) "
+        f"{{next?.focus(); {_RUN if run else ''}}}"
     )
-    number = next(_COMMITS)
-    return f'<img src="data:,{number}" alt="" style="display:none" onerror="{script}">'
+
+
+def on_display(control: str) -> str:
+    """Return HTML that moves the focus to the first `control` of this output, as it is shown.
+
+    It does so only if the focus is on the next cell, where it is after Shift+Enter. From there on,
+    Enter in an empty field runs the next cell, and Escape selects it.
+    """
+    leave = (
+        "event => {const first = event.target; if (event.key === 'Escape') next?.focus(); else if "
+        "(event.key === 'Enter' && first.matches('input') && !first.value.trim()) "
+        f"{{next?.focus(); {_RUN}}}}}"
+    )
+    return _script(
+        "const look = left => {"
+        f"const controls = [...output.querySelectorAll('{control}')]; "
+        f"controls.forEach(one => one.addEventListener('keydown', {leave}, true)); "
+        "if (!controls.length && left) setTimeout(() => look(left - 1), 50); "
+        "else if (next?.contains(at) && !at.closest('.cm-editor')) controls[0]?.focus();}; "
+        "look(40);"
+    )
+
+
+def _script(body: str) -> str:
+    """Return an image that cannot load; the number makes each one a change of its widget."""
+    start = (
+        "const cell = this.closest('.jp-Cell'), output = this.closest('.jp-OutputArea-child'), "
+        "next = cell?.nextElementSibling, at = document.activeElement; this.remove(); "
+    )
+    script = html.escape(f"{start}if (cell) {{{body}}}")
+    source = f"data:,{next(_SCRIPTS)}"
+    return f'<img src="{source}" alt="" style="display:none" onerror="{script}">'
 
 
 def _status(words: str) -> str:

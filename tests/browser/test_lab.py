@@ -21,6 +21,7 @@ LESSON = "notebooks/01_ranks_and_collectives.ipynb"
 LESSONS = sorted(
     str(path.relative_to(ROOT)) for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")
 )
+FIRST_LESSON = LESSONS[0]
 EXERCISE = "exercises/01_ranks_and_collectives/level-2.ipynb"
 
 WHOLE_TENSOR_RING = """
@@ -234,38 +235,74 @@ def test_guess_slider_and_stepper_by_the_keyboard(notebook: Notebook) -> None:
     assert notebook.errors() == []
 
 
-@pytest.mark.parametrize("notebook", [EXERCISE], indirect=True)
-def test_a_committed_guess_selects_the_next_cell(notebook: Notebook) -> None:
-    page, cells = notebook.page, notebook.panel.locator(".jp-CodeCell")
-    first, second = cells.nth(0), cells.nth(1)
-    after = first.locator("xpath=following-sibling::*[1]")
-    notebook.write(first, "import dtlab\nmany = dtlab.guess('How many?')")
-    notebook.run(first)
-    field = first.locator("input").first
-    field.fill("twelve")
-    page.keyboard.press("Enter")
-    expect(first.get_by_role("status")).to_contain_text("is not a number")
+@pytest.mark.parametrize("notebook", [FIRST_LESSON], indirect=True)
+def test_a_guess_needs_only_the_keyboard(notebook: Notebook) -> None:
+    keyboard, cells = notebook.page.keyboard, notebook.panel.locator(".jp-Cell")
+    number, told, choice = (cells.nth(place) for place in (1, 2, 3))
+    notebook.write(number, "import dtlab\nmany = dtlab.guess('How many?')")
+    notebook.write(told, "many.reveal(12)")
+    notebook.write(choice, "which = dtlab.guess('Which?', options=['ring', 'server'])")
+    number.locator(".cm-content").click()
+
+    keyboard.press("Shift+Enter")
+    field = number.locator("input").first
+    expect(field).to_be_focused(timeout=60_000)  # importing dtlab takes a while
+    keyboard.press("Enter")  # in the empty field: the next cell runs, and asks for the prediction
+    expect(told.locator(".jp-OutputArea")).to_contain_text("Predict first")
+    expect(told.get_by_role("button", name="I don't know")).to_be_focused()
+
+    field.focus()
+    keyboard.press("Escape")
+    expect(told).to_be_focused()
+    expect(notebook.panel.locator(".jp-Notebook")).to_have_class(re.compile("jp-mod-commandMode"))
+
+    field.focus()
+    keyboard.insert_text("twelve")
+    keyboard.press("Enter")
+    expect(number.get_by_role("status")).to_contain_text("is not a number")
     expect(field).to_be_focused()
     field.fill("12")
-    page.keyboard.press("Enter")
-    expect(first.get_by_role("status")).to_contain_text("Now run the next cell.")
-    expect(after).to_be_focused()
-    expect(notebook.panel.locator(".jp-Notebook")).to_have_class(re.compile("jp-mod-commandMode"))
-    field.fill("13")
-    page.keyboard.press("Tab")
-    expect(first.get_by_role("status")).to_contain_text("Your guess is 13.")
-    expect(first.get_by_role("button", name="Commit")).to_be_focused()
+    keyboard.press("Enter")
+    expect(told.locator(".jp-OutputArea")).to_contain_text("You guessed 12, and that is right.")
+    expect(told).to_be_focused()
 
-    notebook.write(second, "which = dtlab.guess('Which?', options=['ring', 'server'])")
-    notebook.run(second)
-    after = second.locator("xpath=following-sibling::*[1]")
-    second.get_by_role("button", name="ring").focus()
-    page.keyboard.press("Tab")
-    page.keyboard.press("Space")
-    expect(second.get_by_role("status")).to_contain_text("Your guess is “server”.")
+    keyboard.press("Shift+Enter")
+    expect(choice).to_be_focused()
+    keyboard.press("Shift+Enter")
+    expect(choice.get_by_role("button", name="ring")).to_be_focused()
+    keyboard.press("Tab")
+    keyboard.press("Space")
+    expect(choice.get_by_role("status")).to_contain_text("Your guess is “server”.")
+    assert notebook.errors() == []
+
+
+@pytest.mark.parametrize("notebook", [FIRST_LESSON], indirect=True)
+def test_enter_commits_a_guess_and_runs_the_next_cell(notebook: Notebook) -> None:
+    keyboard, cells = notebook.page.keyboard, notebook.panel.locator(".jp-Cell")
+    number, told, after = (cells.nth(place) for place in (1, 2, 3))
+    notebook.write(number, "import dtlab\nmany = dtlab.guess('How many?')")
+    notebook.write(told, "many.reveal(12)")
+    number.locator(".cm-content").click()
+    keyboard.press("Shift+Enter")
+    field = number.locator("input").first
+    expect(field).to_be_focused(timeout=60_000)  # importing dtlab takes a while
+    keyboard.insert_text("13")
+    keyboard.press("Enter")
+    expect(told.locator(".jp-OutputArea")).to_contain_text("You guessed 13; it is 12")
     expect(after).to_be_focused()
-    page.keyboard.press("Shift+Enter")
-    expect(after).not_to_be_focused()
+
+    # A guess that was committed by leaving the field runs nothing.
+    notebook.write(number, "more = dtlab.guess('How many more?')")
+    notebook.write(told, "print('it ran')")
+    number.locator(".cm-content").click()
+    keyboard.press("Shift+Enter")
+    expect(number.locator("input").first).to_be_focused()
+    keyboard.insert_text("13")
+    keyboard.press("Tab")
+    expect(number.get_by_role("status")).to_contain_text("Your guess is 13.")
+    expect(number.get_by_role("button", name="Commit")).to_be_focused()
+    notebook.wait_until_idle()
+    assert "it ran" not in told.locator(".jp-OutputArea").all_inner_texts()
 
 
 @pytest.mark.proof
