@@ -6,6 +6,7 @@ The units are those that have notebooks/NN_name.ipynb or solutions/NN_name/.
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ PARTS = list(known_parts())
 FILES = ("lesson", *LEVELS)
 # Units that are being written, and the notebooks that they have.
 UNDER_WAY: dict[str, tuple[str, ...]] = {}
-MOST = {"cells": 90, "lines of a code cell": 25, "predictions": 12}
+MOST = {"cells": 100, "lines of a code cell": 25, "predictions": 12}
+CELLS_PER_TASK = 10  # at most, from the first section to the key ideas
 ENDS = ("Key ideas", "Self-check", "Frequent questions", "The same on GPUs", "Sources")
 EFFORT = {1: (20, 30), 2: (45, 100), 3: (60, 90)}  # minutes of a level's required parts
 WRITTEN_BY_HAND = [ROOT / "notebooks", ROOT / "solutions"]
@@ -117,27 +119,33 @@ def test_a_level_takes_as_long_as_it_should(unit: str, level: str) -> None:
 # The form of lessons ---------------------------------------------------------------------------
 
 
+def opening(cells: list[NotebookNode]) -> list[NotebookNode]:
+    """The cells of a lesson before its first section."""
+    return list(itertools.takewhile(lambda cell: not cell.source.startswith("## "), cells))
+
+
 def objections_to(cells: list[NotebookNode]) -> list[str]:
     """What a lesson has too much of, and what it lacks."""
     texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
-    code = [cell.source for cell in cells if cell.cell_type == "code"]
+    programs = [cell for cell in cells if cell.cell_type == "code"]
+    code = [cell.source for cell in programs]
+    imports, first_figure, *_ = code[[cell.id for cell in programs].index("imports") :]
+    lines = (len(re.findall(r"^.*\S", cell, re.MULTILINE)) for cell in code if cell != imports)
     counted = {
         "cells": len(cells),
         "words": sum(len(text.split()) for text in texts),
-        "lines of a code cell": max(len(re.findall(r"^.*\S", c, re.MULTILINE)) for c in code[1:]),
+        "lines of a code cell": max(lines),
         "predictions": len(re.findall(r"= (?:dtlab\.)?guess\(", "\n".join(code))),
+        "tasks": len(re.findall(r"\bpractice\(", "\n".join(code))),
     }
     most = {what: limit for what, limit in MOST.items() if counted[what] > limit}
     found = [f"{counted[what]} {what}, at most {limit}" for what, limit in most.items()]
     text = "\n".join(texts)
     found += [f"no section {name!r}" for name in ENDS if f"\n## {name}" not in f"\n{text}"]
+    first = "\n".join(cell.source for cell in opening(cells))
     for words in ("You will be able to", "Know before", "minutes for the lesson"):
-        if words not in texts[0]:
-            found.append(f"the first cell does not say {words!r}")
-    estimate = counted["words"] / 150 + 2 * counted["predictions"]  # and about a minute of runs
-    stated = int((re.findall(r"(\d+) minutes for the lesson", texts[0]) or [0])[0])
-    if not estimate <= stated <= estimate + 8:
-        found.append(f"{stated} minutes are stated, {estimate:.0f} and the run time are estimated")
+        if words not in first:
+            found.append(f"the opening does not say {words!r}")
     if "under the lamp" not in text:
         found.append("no claims under the lamp")
     if "dtlab.calibration()" not in code:
@@ -146,28 +154,76 @@ def objections_to(cells: list[NotebookNode]) -> list[str]:
     questions = re.findall(r"^\d\. ", asked, re.MULTILINE)
     if len(questions) != 5:
         found.append(f"{len(questions)} questions in the self-check, not 5")
-    draws = re.search(r"from dtlab.show import (?:\(([^)]*)\)|(.*))", code[0])
+    draws = re.search(r"from dtlab.show import (?:\(([^)]*)\)|(.*))", imports)
     names = "|".join(re.findall(r"\w+", "".join(filter(None, draws.groups())))) if draws else "-"
-    if not re.search(rf"\b(?:{names})\(", code[1]):
+    if not re.search(rf"\b(?:{names})\(", first_figure):
         found.append("its first code cell after the imports draws no figure of the mechanism")
     if not MAKE_A_COPY.search(texts[0]):
         found.append("no advice to make a copy, in the words that a copy leaves out")
+    # Reading, thinking about a prediction, and writing; the runs come on top.
+    estimate = counted["words"] / 110 + 2 * counted["predictions"] + 4 * counted["tasks"]
+    stated = int((re.findall(r"(\d+) minutes for the lesson", first) or [0])[0])
+    if not estimate <= stated <= estimate + 15:
+        found.append(f"{stated} minutes are stated, {estimate:.0f} and the run time are estimated")
+    return found + objections_to_the_story(cells)
+
+
+def objections_to_the_story(cells: list[NotebookNode]) -> list[str]:
+    """What a lesson lacks that carries its reader from a question to its answer."""
+    found = []
+    if not re.search(r"^> \*\*[^*]*\?\*\*$", cells[0].source, re.MULTILINE):
+        found.append("no question in the title cell, as `> **What ...?**`")
+    aims = next(place for place, cell in enumerate(cells) if "You will be able to" in cell.source)
+    imports = [cell.id for cell in cells].index("imports")
+    shown = [cell for cell in cells[:aims] if cell.cell_type == "code"]
+    if not shown or imports < aims:
+        found.append("nothing runs before the aims, which come before the imports")
+    sections: dict[str, list[NotebookNode]] = {}
+    title = ""
+    for cell in cells:
+        for part in re.split(r"^(?=## )", cell.source, flags=re.MULTILINE):
+            if heading := re.match(r"## (.*)", part):
+                title = heading[1]
+            sections.setdefault(title, []).append(nbformat.from_dict({**cell, "source": part}))
+    titles = list(sections)
+    body = titles[1 : titles.index("Key ideas")]
+    for title in body:
+        boxes = sum(cell.source.count("> **Takeaway.** ") for cell in sections[title])
+        if boxes != 1 and "under the lamp" not in title:
+            found.append(f"section {title!r} has {boxes} boxed takeaways, not 1")
+    inside = [cell for title in body for cell in sections[title]]
+    tasks, count = sum("practice(" in cell.source for cell in inside), len({c.id for c in inside})
+    if count > CELLS_PER_TASK * tasks:
+        found.append(f"{tasks} tasks in {count} cells, fewer than one in {CELLS_PER_TASK}")
     return found
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_lesson_tells_how_long_the_required_exercises_take(unit: str) -> None:
-    first = read(ROOT / "notebooks" / f"{unit}.ipynb").cells[0].source
+    cells = read(ROOT / "notebooks" / f"{unit}.ipynb").cells
+    first = " ".join(word for cell in opening(cells) for word in cell.source.split())
     spelled = {"two": 120, "two and a half": 150, "three": 180, "three and a half": 210}
-    ((nearly, hours),) = re.findall(r"(nearly )?((?:two|three)(?: and a half)?) hours\s", first)
+    ((nearly, hours),) = re.findall(r"(nearly )?((?:two|three)(?: and a half)?) hours ", first)
     stated = spelled[hours] - 15 * bool(nearly)
     parts = [part for part in known_parts() if part.unit == unit[:2] and not part.stretch]
     assert abs(sum(part.minutes for part in parts) - stated) <= 15
 
 
+@pytest.mark.parametrize("part", [p for p in PARTS if p.short_path], ids=lambda part: part.name)
+def test_the_short_path_names_sections_of_the_lesson(part: Part) -> None:
+    assert not part.stretch
+    first, last = map(int, re.findall(r"\d+", part.short_path))
+    (unit,) = (unit for unit in UNITS if unit[:2] == part.unit)
+    cells = read(ROOT / "notebooks" / f"{unit}.ipynb").cells
+    text = "\n".join(cell.source for cell in cells)
+    sections = {int(number) for number in re.findall(r"^## (\d+) ", text, re.MULTILINE)}
+    assert {*range(first, last + 1)} < sections
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_lesson_keeps_to_the_form(unit: str) -> None:
-    assert not objections_to(read(ROOT / "notebooks" / f"{unit}.ipynb").cells)
+    cells = read(ROOT / "notebooks" / f"{unit}.ipynb").cells
+    assert not objections_to(cells)
 
 
 # The form of notebooks -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Normalises notebooks for git: no outputs, stable ids; the parts write nbgrader's metadata.
 
-Points, minutes and difficulty in the text of a level are written from the parts too.
+Points, minutes and difficulty in the text of a level are written from the parts too. In lessons,
+the source of cells in which there is nothing to read is folded.
 
     notebooks/, solutions/  ── normalise ──>  the same files  ── nbgrader ──>  exercises/
 
@@ -9,6 +10,7 @@ Opening, running and saving a notebook without a change gives the same file afte
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -74,6 +76,8 @@ def normalise_all(course: Course) -> Iterator[Path]:
         before = path.read_text(encoding="utf-8")
         notebook = nbformat.reads(before, as_version=4)
         normalise(notebook, wanted, name=str(name))
+        if path not in sources:
+            _fold(notebook)
         after = nbformat.writes(notebook) + "\n"
         if after != before:
             path.write_text(after, encoding="utf-8")
@@ -178,6 +182,35 @@ def _clean(cell: NotebookNode, graded: dict[str, Part], answers: set[str]) -> No
     elif cell.id in answers or _BLANK.search(cell.source):
         metadata["nbgrader"] = _role(cell)
     cell.metadata = nbformat.from_dict(metadata)
+
+
+def _fold(notebook: NotebookNode) -> None:
+    """Folds the source of imports, guesses and lone figures, as JupyterLab does."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and (cell.id == "imports" or _nothing_to_read(cell.source)):
+            cell.metadata["jupyter"] = {"source_hidden": True}
+
+
+def _nothing_to_read(source: str) -> bool:
+    """Tells whether a cell only asks for guesses, or only calls a function with constants."""
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:  # a magic
+        return False
+    match statements:
+        case [ast.Expr(ast.Call(_, arguments, options))]:
+            given = [*arguments, *(option.value for option in options)]
+            return all(isinstance(argument, ast.Constant) for argument in given)
+        case []:
+            return False
+    return all(map(_is_guess, statements))
+
+
+def _is_guess(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Assign(value=ast.Call(ast.Name("guess") | ast.Attribute(attr="guess"))):
+            return True
+    return False
 
 
 def _role(
