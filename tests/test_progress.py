@@ -133,9 +133,13 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     record("01/results", 8, 8)
     record("practice/swap_numbers", 1, 1)
     record("01/bytes_sent", 4, 8)
-    shown = repr(progress()).splitlines()
+    path, _, *shown = repr(progress()).splitlines()
+    assert path.startswith("Short path, about 7 hours: 0 of 9 parts. Next on it: sections 1 to ")
+    assert path.endswith(" of lesson 00, then 00/eight_gpus")
+    assert path in progress()._repr_html_()
+    assert "Short path" not in repr(progress("01"))
     assert shown[0].split("  ")[0] == "00 One GPU is not enough"  # as the lesson writes it
-    assert shown[1].endswith("█░░░░░░░░░  12 of  84 points  lesson: 1 of 4 tasks")
+    assert shown[1].endswith("█░░░░░░░░░  12 of  84 points  lesson: 1 of 10 tasks")
     next_part = find_part("01/bytes_sent")
     told = f"{next_part.title}, {next_part.minutes} minutes   {LEVEL_1}"
     assert shown[-2] == f"Next: 01/bytes_sent, {told}"
@@ -177,7 +181,7 @@ def test_progress_of_a_unit_lists_its_lesson_and_its_parts() -> None:
         assert listed is (part.unit == "01"), part.name
     for begin in ("3 of 8  01/bytes_sent", "open    01/averages",
                   "passed  swap_numbers", "open    train_step",
-                  "Lesson: 1 of 4 tasks", f"notebooks/{UNIT}.ipynb", LEVEL_1, LEVEL_2,
+                  "Lesson: 1 of 10 tasks", f"notebooks/{UNIT}.ipynb", LEVEL_1, LEVEL_2,
                   "Level I, reason: 3 of 26 points",
                   "Level II, build: 0 of 18 points, 0 of 14 extra"):  # fmt: skip
         assert any(line.startswith(begin) for line in lines), begin
@@ -325,10 +329,10 @@ def test_the_lesson_comes_before_the_exercises(course: Course) -> None:
     assert "dtlab start 00</p>" in progress()._repr_html_()
     list(start(course, UNIT))
     assert following() == (
-        f"Next: lesson 01 Ranks and collectives, 45 minutes   my/notebooks/{UNIT}.ipynb"
+        f"Next: lesson 01 Ranks and collectives, 115 minutes   my/notebooks/{UNIT}.ipynb"
     )
     record("practice/swap_numbers", 1, 1)
-    assert following().startswith("Next: lesson 01 Ranks and collectives, 45 minutes")
+    assert following().startswith("Next: lesson 01 Ranks and collectives, 115 minutes")
     record("01/results", 1, 8)  # the exercises are begun
     assert following().startswith("Next: 01/results, ")
     record("practice/train_step", 1, 1)  # the learner has returned to the lesson

@@ -37,15 +37,12 @@ def test_jobs_are_drawn_for_each_strategy(leaf: str) -> None:
         assert chosen(job).because.question.id in FACTS
 
 
-@pytest.mark.slow
-def test_the_three_scenarios_are_those_of_the_lesson() -> None:
+@pytest.mark.parametrize("job", ["resnet", "transformer", "small"])
+def test_no_scenario_has_the_same_strategy_for_all_learners(job: str) -> None:
     check = find_part("00/scenarios").check
     assert isinstance(check, Questions)
-    for learner in MANY_LEARNERS:
-        given = check.given("scenarios", learner)
-        assert chosen(given["resnet"]).leaf.id in ("data", "more_gpus")
-        assert chosen(given["transformer"]).leaf.id in ("zero2", "zero3")
-        assert chosen(given["small"]).leaf.id == "one_gpu"
+    drawn = [check.given("scenarios", learner)[job] for learner in MANY_LEARNERS]
+    assert len({chosen(given).leaf.id for given in drawn}) > 2
 
 
 # Efficiency -----------------------------------------------------------------------------------

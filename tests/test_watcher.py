@@ -37,8 +37,9 @@ pytestmark = [
 Function = Callable[[], object]
 Expected = tuple[str, tuple[int, ...], str]  # operation, peers, piece of the line
 
-GUARD = 3.0 + 1.0  # seconds: three times the goal of 1 s from standstill, and the start
-HEAVY = 5.0  # seconds that the first use of DDP in a rank may take besides
+# Seconds. The goal is 1 s from standstill, which `make bench` measures; without the watcher these
+# launches would end after half an hour, so a busy machine may take its time here.
+GUARD = 30.0
 LARGE = 16_000_000  # floats: 64 MB, more than any buffer
 WORLD_SUM = "dist.all_reduce(torch.ones(4))"
 
@@ -765,7 +766,7 @@ def a_hook_that_waits_alone() -> None:
 )
 def test_a_fault_is_explained(name: str) -> None:
     one = FAULTS[name]
-    error = deadlock(one.function, one.world_size, GUARD + HEAVY * one.heavy)
+    error = deadlock(one.function, one.world_size)
     text = str(error)
     assert_waits(error.waiting, one.function, one.waiting, one.some)
     for piece in one.says:
@@ -800,7 +801,7 @@ def test_what_gloo_says_in_a_thread_does_not_hide_a_mismatch(
     times: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(times):
-        error = deadlock(_a_metrics_thread, 2, GUARD)
+        error = deadlock(_a_metrics_thread)
         assert error.mismatch is not None
         assert "all_reduce(float32[1], SUM)" in error.mismatch
         assert "all_reduce(float32[1000], SUM)" in error.mismatch

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Protocol
 
 from dtlab.checks.functions.bench import HERE, Bench
@@ -20,7 +21,16 @@ from dtlab.checks.report import Criterion, Reference, Report
 from dtlab.errors import DtlabError
 from dtlab.ranks.notices import notice
 
-__all__ = ["Checks", "Part", "ask", "check", "find_part", "known_parts", "unit_packages"]
+__all__ = [
+    "Checks",
+    "Part",
+    "ask",
+    "check",
+    "discussion_of",
+    "find_part",
+    "known_parts",
+    "unit_packages",
+]
 
 
 class Checks(Protocol):
@@ -54,7 +64,8 @@ class Part:
     heading of the part, `minutes` the time it should take, and `difficulty` 1 to 3. `symbol` is
     the name that the learner defines, and `grade_id` the id of its graded cell; both derive from
     `name` unless given. `reference` is the dotted name of the library's implementation. `stretch`
-    is True if the part goes beyond the unit's requirements.
+    is True if the part goes beyond the unit's requirements. If the part is on the short path
+    through the course, `short_path` names the sections of the lesson that it needs: "1 to 3".
     """
 
     name: str
@@ -67,6 +78,7 @@ class Part:
     grade_id: str = ""
     reference: str | None = None
     stretch: bool = False
+    short_path: str = ""
 
     def __post_init__(self) -> None:
         short = self.name.partition("/")[2]
@@ -131,6 +143,19 @@ def known_parts() -> Iterator[Part]:
             yield importlib.import_module(f"{package}.{name}").PART
 
 
+def discussion_of(part: Part) -> str:
+    """Returns what a learner reads who has passed the part: why it is so, and what was hard.
+
+    It is the section with the part's name in `discussions.md` of the unit's package; "" without.
+    """
+    package = importlib.import_module(f"dtlab.units.unit{part.unit}")
+    file = Path(package.__path__[0]) / "discussions.md"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    found = dict(zip(sections[1::2], sections[2::2], strict=True))
+    return " ".join(found.get(part.name.partition("/")[2], "").split())
+
+
 def find_part(name: str) -> Part:
     """Returns the part called `name`; raises a `DtlabError` that lists the parts if it is unknown.
 
@@ -183,7 +208,10 @@ def check(
     passed = all(criterion.status == "ok" for criterion in criteria)
     reference = Reference.of(part.reference) if passed and part.reference else None
     cases = part.cases_of(answer)
-    report = Report(part.symbol, criteria, reference, points, part.name if cases else "")
+    report = Report(
+        part.symbol, criteria, reference, points, part.name if cases else "",
+        discussion_of(part) if passed else "",
+    )  # fmt: skip
     record(part.name, report.score, report.max_score)
     record_mistakes(part.name, [one.mistake for one in criteria if one.mistake])
     if cases:

@@ -180,8 +180,9 @@ class Progress:
                 lines += _details(unit)
             elif unit.lesson.tasks:
                 lines[-1] += f"  lesson: {unit.lesson.count}"
+        first = [path, ""] if (path := self._short_path()) else []
         again = as_text(self._again())
-        return "\n".join([*lines, "", *self._outlook(), *filter(None, [again])])
+        return "\n".join([*first, *lines, "", *self._outlook(), *filter(None, [again])])
 
     __str__ = __repr__
 
@@ -197,8 +198,19 @@ class Progress:
             name = html.escape(_name(following))
             cell = following.answer_id if isinstance(following, Part) else ""
             text = text.replace(name, _link(following, name, cell), 1)
+        path = f"<p>{html.escape(self._short_path())}</p>" if self._short_path() else ""
         again = f"<p>{as_html(self._again())}</p>" if self._again() else ""
-        return f'<div style="color:inherit">{units}<p>{text}</p>{again}</div>'
+        return f'<div style="color:inherit">{path}{units}<p>{text}</p>{again}</div>'
+
+    def _short_path(self) -> str:
+        """How far the learner is on the short path; "" for a single unit, and at its end."""
+        rows = [row for unit in self.units for row in unit.rows if row.part.short_path]
+        left = [row.part for row in rows if not row.passed]
+        if self.only or not left:
+            return ""
+        part, done = left[0], f"{len(rows) - len(left)} of {len(rows)}"
+        read = f"sections {part.short_path} of lesson {part.unit}"
+        return f"Short path, about 7 hours: {done} parts. Next on it: {read}, then {part.name}"
 
     def _again(self) -> str:
         """A sentence on the known mistake made in most parts; "" if none was made in several."""

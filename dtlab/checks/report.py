@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from textwrap import indent
+from textwrap import fill, indent
 from typing import Any, Literal
 
 from dtlab.checks.learners import graded_student
@@ -110,7 +110,8 @@ class Report:
       ok    2/2  only neighbours exchange messages
       ok    1/1  2(N-1) = 6 rounds
 
-    The report of a passed part has the library's `reference` implementation, for comparison.
+    The report of a passed part has the library's `reference` implementation, for comparison, and a
+    `discussion`, which says why it is so.
     `cell_points` are the points of the graded cell, if an assignment sets them. If `part` is set,
     each lost criterion shows how to run a failing case of this part again.
     """
@@ -120,6 +121,7 @@ class Report:
     reference: Reference | None = None
     cell_points: float | None = None
     part: str = ""
+    discussion: str = ""
 
     @property
     def score(self) -> float:
@@ -176,6 +178,9 @@ class Report:
             if call := self._again(criterion):
                 message += f"\nRun this case: {call}"
             lines.append(label + indent(message, " " * len(label)).lstrip())
+        if self.discussion:
+            text = fill(as_text(self.discussion), 94)
+            lines += ["", indent(text, "  "), ""]
         if self.reference is not None:
             lines.append(f"  The library's version: {self.reference.name}, {self.reference.place}")
         return "\n".join(lines)
@@ -200,8 +205,14 @@ class Report:
             f'<caption style="color:inherit;text-align:left;padding:.3em 0">'
             f'<b>{html.escape(self.title)}</b>&emsp;<span style="white-space:nowrap">'
             f"{self._earned}</span>"
-            f"</caption><tbody>{rows}</tbody></table>{self._reference_html()}"
+            f"</caption><tbody>{rows}</tbody></table>{self._discussion_html()}"
+            f"{self._reference_html()}"
         )
+
+    def _discussion_html(self) -> str:
+        """The discussion of a passed part, below the table."""
+        text = as_html(self.discussion)
+        return f'<p style="margin:.5em 0;max-width:50em">{text}</p>' if text else ""
 
     def _reference_html(self) -> str:
         """The library's version, collapsed, below the table."""

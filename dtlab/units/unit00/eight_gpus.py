@@ -29,6 +29,7 @@ def _draw(draw: Random) -> Values:
         "megabytes": megabytes,
         "latency": latency,
         "bandwidth": bandwidth,
+        "rate": draw.choice((5e-4, 1e-3, 2e-3, 4e-3)),
     }
 
 
@@ -36,7 +37,7 @@ PART = Part(
     "00/eight_gpus",
     2,
     "From one GPU to eight",
-    8,
+    10,
     1,
     asked(
         _draw,
@@ -45,6 +46,7 @@ PART = Part(
             ("gradients of the model", "{megabytes} MB"),
             ("links between eight GPUs", "{latency} us, {bandwidth:g} GB/s one way"),
             ("an epoch", "{samples} samples"),
+            ("the optimizer on one GPU", "SGD with momentum, learning rate {rate:g}"),
         ],
         number(
             "effective",
@@ -106,6 +108,32 @@ PART = Part(
             },
             unit="%",
         ),
+        number(
+            "rate",
+            "the learning rate of eight GPUs, each with a batch of {batch}, by the linear rule",
+            "8 * rate",
+            "The rule multiplies the learning rate by the same factor as the batch.",
+            {
+                "rate": "this is the rate for the batch of one GPU.",
+                "8 ** 0.5 * rate": "this is the square-root rule, which is used with Adam.",
+                "rate / 8": "a larger batch allows larger steps, not smaller ones.",
+            },
+        ),
+        choice(
+            "warmup",
+            "why training begins with a small rate and raises it to this one over some steps",
+            {
+                "early": "early gradients change much from step to step, so large steps diverge",
+                "noise": "early gradients are noisier than those of a small batch",
+                "links": "the first all-reduces take longer, until connections exist",
+            },
+            "early",
+            "What would a step eight times as long do while the weights are still random?",
+            {
+                "noise": "the mean over eight times the samples has less noise, not more.",
+                "links": "a warm-up changes no message; it is about where a step leads.",
+            },
+        ),
         choice(
             "lever",
             "the tenfold improvement that shortens the step with the divided batch most",
@@ -121,4 +149,5 @@ PART = Part(
             "parts": "{'compute': compute / 8, 'latency': fixed, 'bandwidth': sent}",
         },
     ),
+    short_path="1 to 4",
 )

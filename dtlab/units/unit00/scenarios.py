@@ -14,15 +14,19 @@ _CARD, _LARGE_CARD = 80, 141  # GB
 
 
 def _draw(draw: Random) -> Values:
-    """Draw GPUs, activations and deadlines for three models of fixed size."""
-    week = {"deadline": draw.choice((12, 24, 36, 48)), "gpus": draw.choice((4, 8, 16))}
-    large = {"gpus": draw.choice((8, 16, 32, 64)), "activations": draw.choice((2, 5, 9))}
+    """Draw GPUs, activations and deadlines for three models of fixed size.
+
+    No model has the same strategy for all learners.
+    """
+    week = {"deadline": draw.choice((12, 24, 36, 48, 200)), "gpus": draw.choice((4, 8, 16))}
+    large = {"gpus": draw.choice((8, 16, 32, 64)), "activations": draw.choice((2, 9, 60))}
     large["card"] = draw.choice((_CARD, _LARGE_CARD))
-    small = {"gpus": draw.choice((4, 8)), "activations": draw.choice((2, 4, 6))}
+    small = {"gpus": draw.choice((4, 8)), "activations": draw.choice((2, 4, 6, 120))}
+    small["hours"] = draw.choice((2, 100))
     jobs: dict[str, dict[str, Any]] = {
         "resnet": {"billions": 0.025, "activations": 11.6, "hours": 168, "card": _CARD} | week,
         "transformer": {"billions": 40, "hours": 20_000, "deadline": 720} | large,
-        "small": {"billions": 0.2, "hours": 2, "deadline": 24, "card": _CARD} | small,
+        "small": {"billions": 0.2, "deadline": 24, "card": _CARD} | small,
     }
     return jobs if all(map(is_clear, jobs.values())) else _draw(draw)
 

@@ -126,4 +126,5 @@ PART = Part(
         ),
     ),
     reference="dtlab.simple.ring_all_reduce",
+    short_path="1 to 5",
 )

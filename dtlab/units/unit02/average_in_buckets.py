@@ -258,4 +258,5 @@ PART = Part(
         ),
     ),
     reference="dtlab.simple.average_in_buckets",
+    short_path="1 to 4",
 )

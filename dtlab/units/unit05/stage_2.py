@@ -377,4 +377,5 @@ PART = Part(
     ),
     reference="dtlab.simple.Zero2",
     symbol="Stage2",
+    short_path="1 to 4",
 )

@@ -170,4 +170,5 @@ PART = Part(
         ),
     ),
     reference="dtlab.simple.CopyToRanks",
+    short_path="1 and 2",
 )

@@ -72,4 +72,5 @@ PART = Part(
         ),
     ),
     reference="dtlab.simple.one_f_one_b",
+    short_path="1 to 4",
 )

@@ -178,4 +178,6 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("10/coordinates", 1, "Ranks and coordinates", 7, 2, _QUESTIONS)
+PART = Part(
+    "10/coordinates", 1, "Ranks and coordinates", 7, 2, _QUESTIONS, short_path="1 to 4"
+)
