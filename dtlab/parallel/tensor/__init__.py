@@ -1,7 +1,7 @@
 """Tensor parallelism: each rank has a part of every layer's weights.
 
 layers.py        `ParallelMLP`, `ParallelBlock`: complete transformer layers
-linear.py        column- and row-parallel linear layers, naive versions first
+linear.py        column- and row-parallel linear layers
 attention.py     attention: some heads on each rank
 vocabulary.py    embedding and loss of a vocabulary that is divided among ranks
 sequence.py      sequence parallelism: some tokens on each rank between the parallel regions
