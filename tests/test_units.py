@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from dtlab.checks import Part, known_parts
 from dtlab.checks.course import Course
 from dtlab.checks.functions.defences import Defence
-from dtlab.checks.parts import unit_packages
+from dtlab.checks.parts import discussion_of, unit_packages
 from dtlab.checks.questions.answers import Questions
 from dtlab.checks.workbook import MAKE_A_COPY, start
 from dtlab.classroom.notebooks import normalise_all
@@ -207,6 +207,24 @@ def test_a_lesson_tells_how_long_the_required_exercises_take(unit: str) -> None:
     stated = spelled[hours] - 15 * bool(nearly)
     parts = [part for part in known_parts() if part.unit == unit[:2] and not part.stretch]
     assert abs(sum(part.minutes for part in parts) - stated) <= 15
+
+
+BUILT = [part for part in PARTS if part.level > 1 and not part.by_hand]
+
+
+@pytest.mark.parametrize("part", BUILT, ids=lambda part: part.name)
+def test_a_passed_part_is_discussed(part: Part) -> None:
+    text = discussion_of(part)
+    sentences = re.findall(r"[.?!](?= [A-Z`]|$)", text)
+    assert 3 <= len(sentences) <= 6, text
+    assert 50 <= len(text.split()) <= 130, text
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_each_discussion_is_of_a_part(unit: str) -> None:
+    text = (ROOT / "dtlab" / "units" / f"unit{unit[:2]}" / "discussions.md").read_text()
+    names = [part.name.partition("/")[2] for part in BUILT if part.unit == unit[:2]]
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == names
 
 
 @pytest.mark.parametrize("part", [p for p in PARTS if p.short_path], ids=lambda part: part.name)
