@@ -111,6 +111,7 @@ class Spec:
     graded: bool = False  # ranks run untrusted code: in a sandbox, with plain data only
     stays: bool = False  # ranks of a session, which receive their calls later
     seed_by_rank: bool = False  # whether each rank has a different seed, made from `seed`
+    survivors: bool = False  # whether the launch goes on without ranks that died
 
     def seed_of(self, rank: int) -> int:
         """Return the seed of a rank's generators."""
@@ -248,3 +249,4 @@ class Outcome:
     active: bool = False  # whether ranks still called operations in the last half second
     posted: list[OpInfo] = field(default_factory=list)  # messages without a partner
     polled: list[tuple[OpInfo, list[int]]] = field(default_factory=list)  # with ranks they lack
+    lost: list[int] = field(default_factory=list)  # ranks without which the launch went on

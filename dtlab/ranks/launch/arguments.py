@@ -73,6 +73,7 @@ def spec_for(
     cluster: Cluster | None,
     engine: str = "local",
     seed_by_rank: bool = False,
+    survivors: bool = False,
 ) -> Spec:
     """Return the `Spec` for the arguments of `launch`, and start the server.
 
@@ -106,6 +107,7 @@ def spec_for(
         memory_limit=memory_limit,
         cluster=cluster,
         seed_by_rank=seed_by_rank,
+        survivors=survivors,
         **described,
     )
 

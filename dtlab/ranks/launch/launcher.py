@@ -62,6 +62,7 @@ class Run:
     cluster: Cluster | None = None  # the cluster whose links were emulated
     resident: list[list[int | None]] = field(default_factory=list, repr=False)  # bytes
     warnings: list[str] = field(default_factory=list, repr=False)  # as `launch` has printed them
+    lost: list[int] = field(default_factory=list)  # ranks that died, if `survivors` was set
 
     @property
     def world_size(self) -> int:
@@ -96,6 +97,7 @@ def launch(
     memory_limit: int | None = None,
     cluster: Cluster | None = None,
     engine: str = "local",
+    survivors: bool = False,
 ) -> Run:
     """Run `fn(*args)` on every rank, each in a separate process, and return the results.
 
@@ -130,6 +132,10 @@ def launch(
             cluster: that of RAY_ADDRESS, else one that is started on this machine and ends with
             this process (see `dtlab.ranks.ray.local_ray`). All ranks are on one node, which needs
             the same version of dtlab; they use gloo. A script must exist on that node.
+        survivors: True lets the other ranks go on if a rank is killed or exits. Their operations
+            with it fail, as gloo notices that it is gone, and they must create a new process group
+            without it; `Run.lost` names the ranks that died. The value of a lost rank is None. A
+            rank that raises an exception still ends the launch.
 
     Raises:
         LaunchError: the ranks cannot be started with these arguments.
@@ -156,13 +162,18 @@ def launch(
     if engine == "ray":
         asked.check_for_ray(backend)
     elif inplace.environment_is_set():
+        if survivors:
+            raise LaunchError(
+                "survivors=True needs ranks that launch starts itself, but these were started "
+                "already (WORLD_SIZE is set, as by torchrun), and torchrun ends them together."
+            )
         fields = fn, args, world_size, backend, trace, seed, begun, cluster, seed_by_rank
         return Run(**inplace.run(*fields))
     conversation = None
     try:
         spec = asked.spec_for(
             world_size, backend, timeout, trace, seed, threads, memory_limit, cluster, engine,
-            seed_by_rank,
+            seed_by_rank, survivors,
         )  # fmt: skip
         call, output = pack_call(fn, args), Output(spec.world_size)
         modules = _slow_modules(call, args[0] if fn is _run_script else None)
@@ -242,6 +253,7 @@ def run_of(collected: client.Collected, spec: Spec, output: Output, begun: float
         cluster=spec.cluster,
         resident=collected.outcome.resident if collected.outcome else [],
         warnings=explain.warnings_of(collected),
+        lost=list(collected.outcome.lost) if collected.outcome else [],
     )
 
 

@@ -67,6 +67,7 @@ class Supervisor:
         self.begun = False
         self.stopped = False  # whether the notebook has sent STOP
         self.failed: list[int] = []
+        self.lost: list[int] = []  # ranks that died in a launch that goes on without them
         self.failed_at: float | None = None
         self.deadline: float | None = None
         self.waiting: Patience | None = None  # the time limit, without waiting for a CPU
@@ -112,14 +113,15 @@ class Supervisor:
             self._collect_stacks()
         wire = self.traffic.total(self.pids)
         ends = [replace(rank.end) for rank in self.ranks]
-        lost = self.watcher.unreceived() if reason == "returned" else []
+        unreceived = self.watcher.unreceived() if reason == "returned" and not self.lost else []
         posted = self.watcher.posted() if reason == "timeout" else []
         polled = self.watcher.polled() if reason == "timeout" else []
         return Outcome(
-            reason, ends, self.failed, wire, self.finding, waiting, lost,
+            reason, ends, self.failed, wire, self.finding, waiting, unreceived,
             self.traffic.loopback, self.traffic.hidden, self.traffic.pairs(self.pids),
             resident=[resident.until_now(rank.resident, rank.pid) for rank in self.ranks],
             calls=self.watcher.calls, active=self.watcher.active, posted=posted, polled=polled,
+            lost=self.lost,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ begin
@@ -157,7 +159,7 @@ class Supervisor:
         while True:
             self._wait_for_news()
             now = time.monotonic()
-            if all(rank.has(protocol.DELIVERED) for rank in self.ranks):
+            if all(rank.has(protocol.DELIVERED) for rank in self.left):
                 return self._verdict_at_the_end()
             if not self.begun and all(rank.has(protocol.READY) for rank in self.ranks):
                 self.go(self.ranks, self.spec.timeout)
@@ -172,6 +174,11 @@ class Supervisor:
                     return "deadlock"
             if self.deadline is not None and now > self.deadline and not self._waits_on():
                 return "timeout"
+
+    @property
+    def left(self) -> list[Rank]:
+        """The ranks with which the launch goes on: all, except in a launch with survivors."""
+        return [rank for rank in self.ranks if rank.rank not in self.lost]
 
     def _waits_on(self) -> bool:
         """Whether the ranks get more time because they waited for a CPU; moves the deadline."""
@@ -191,6 +198,8 @@ class Supervisor:
     def _verdict_at_the_end(self) -> Reason:
         if self.failed:
             return "failed"
+        if self.lost:
+            return "returned"  # their operations are not complete, and never will be
         self.finding = self.watcher.look()
         return "returned" if self.finding is None else "deadlock"
 
@@ -202,7 +211,14 @@ class Supervisor:
                 self.watcher.blocked()  # no verdict: a rank may be waiting for an emulated link
             else:
                 self.finding = self.watcher.look(self._request_stacks)
+                if self.finding is not None and self._needs_the_lost(self.finding):
+                    self.finding = None  # gloo will tell the ranks that their peer is gone
         return self.finding is not None
+
+    def _needs_the_lost(self, finding: protocol.Finding) -> bool:
+        """Whether a finding is about operations in which a rank that died takes part."""
+        members = {rank for op in finding.ops for rank in (*op.members, *op.partners)}
+        return not members.isdisjoint(self.lost)
 
     def _request_stacks(self, number: int) -> list[list[Frame]]:
         rank = self.ranks[number]
@@ -211,7 +227,7 @@ class Supervisor:
 
     def _begin_delivery(self, now: float) -> None:
         """Start the time limit for sending results, once every function has returned."""
-        if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.ranks):
+        if not self.delivering and all(rank.has(protocol.RETURNED) for rank in self.left):
             self.delivering = True
             # A graded rank could send RETURNED too early, to get more time.
             if self.deadline is not None and not self.spec.graded:
@@ -292,7 +308,11 @@ class Supervisor:
             if not rank.has(protocol.DELIVERED):
                 rank.end.state, rank.end.status = "died", ended[rank.pid]
                 rank.end.stack = rank.stack.read()
-                self._note_failure(rank)
+                if self.spec.survivors and self.begun and len(self.left) > 1:
+                    self.lost.append(rank.rank)
+                    self.watcher.lose(rank.rank)
+                else:
+                    self._note_failure(rank)
 
     # ------------------------------------------------------------------ end
 

@@ -47,6 +47,11 @@ CRASHES = {"SIGSEGV": "it crashed: it accessed invalid memory", "SIGABRT": "it a
 # As of PyTorch 2.13, if two operations end at once, two threads of ProcessGroupGloo (runLoop)
 # assign the same std::string without a lock. A string of more than 15 characters is freed twice.
 FUNCTIONAL = (torch_internals.FUNCTIONAL_FILE, "torch/distributed/tensor/")
+WITHOUT_THE_LOST = (
+    "A rank that died leaves the others in operations that cannot end. Only the ranks that "
+    "exchange messages with it get an error. They must destroy their process group, so that the "
+    "ranks that wait for them get one too; then all can make a new group."
+)
 GLOOS_DOING = (
     "In a functional collective, as DTensor calls them, this can be a bug of PyTorch: two threads "
     "of its gloo backend store at once which operation ended last. Run it again, and wait for "
@@ -192,7 +197,7 @@ def _failures(
             continue
         if rank in collected.failures:
             failures[rank] = of_exception(collected.failures[rank])
-        elif end.state == "died":
+        elif end.state == "died" and rank not in outcome.lost:
             op = next((op for op in outcome.waiting if op.rank == rank), None)
             failures[rank] = _of_death(end, stderr[rank], op)
     order = outcome.failed_first + sorted(set(failures) - set(outcome.failed_first))
@@ -312,9 +317,16 @@ def _what_happened(failure: Failure) -> str:
 
 
 def warnings_of(collected: Collected) -> list[str]:
-    """Texts of warnings: failed threads, tensors touched too early, and sends never received."""
+    """Texts of warnings: lost ranks, failed threads, tensors touched too early, lost sends."""
     texts = thread_warnings(collected) + touched_too_early(collected)
-    for op in collected.outcome.unreceived if collected.outcome else []:
+    outcome = collected.outcome
+    if outcome is None:
+        return texts
+    for rank in outcome.lost:
+        failure = _of_death(outcome.ranks[rank], "", None)
+        text = f"warning: rank {rank} {_what_happened(failure)}. The others went on without it."
+        texts.insert(0, "\n".join([_wrapped_once(text), *_places(failure)]))
+    for op in outcome.unreceived:
         texts.append(
             f"warning: no rank received the message of rank {op.rank}: {call_of(op)}."
             f"\n  {waiting_of(op).place}"
@@ -452,12 +464,15 @@ def _timeout_text(running: list[Waiting], outcome: Outcome, spec: Spec) -> tuple
         lines.append(f"  {ranks_in_words(done)} had returned")
     if idle:
         lines.append(f"  {ranks_in_words(idle)} took no part")
+    for rank in outcome.lost:
+        lines.append(f"  rank {rank} {_what_happened(_of_death(outcome.ranks[rank], '', None))}")
     others = [waiting.rank for waiting in running if waiting.op != "compute"]
     waits_for: dict[tuple[int, ...], list[int]] = {}
     longer = f"pass a larger {'%%ranks --timeout' if spec.stays else 'timeout= to launch'}"
     in_vain = polled_in_vain(running, outcome)
     advice = (
-        in_vain
+        (WITHOUT_THE_LOST if outcome.lost and others else "")
+        or in_vain
         or _still_communicating(running, outcome)
         or _in_backward(running, outcome, longer)
     )

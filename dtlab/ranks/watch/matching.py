@@ -397,6 +397,12 @@ class Machine:
         for rank in range(self.world_size):
             self.actors[rank, 0].left = rank not in ranks
 
+    def lose(self, rank: int) -> None:
+        """Count a rank that died as one that has returned, and waits for nothing."""
+        for (number, _), actor in self.actors.items():
+            if number == rank:
+                actor.left, actor.blocked = True, None
+
     # ------------------------------------------------------------------ queries
 
     def blocked(self) -> list[Op]:

@@ -64,6 +64,12 @@ class Watcher:
         self.calls = [0] * len(self._pids)
         self._begun = self._quiet_since = time.monotonic()
 
+    def lose(self, rank: int) -> None:
+        """Go on without a rank that died."""
+        self._follow()
+        self._machine.lose(rank)
+        self._idle.append(rank)
+
     def look(self, ask: Ask | None = None) -> Finding | None:
         """Process new records; returns a finding if the ranks must be ended.
 
