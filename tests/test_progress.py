@@ -134,7 +134,7 @@ def test_progress_says_what_is_passed_and_what_is_next() -> None:
     record("practice/swap_numbers", 1, 1)
     record("01/bytes_sent", 4, 8)
     path, _, *shown = repr(progress()).splitlines()
-    assert path.startswith("Short path, about 7 hours: 0 of 9 parts. Next on it: sections 1 to ")
+    assert path.startswith("Short path, 7 to 11 hours: 0 of 9 parts. Next on it: sections 1 to ")
     assert path.endswith(" of lesson 00, then 00/eight_gpus")
     assert path in progress()._repr_html_()
     assert "Short path" not in repr(progress("01"))

@@ -210,7 +210,7 @@ class Progress:
             return ""
         part, done = left[0], f"{len(rows) - len(left)} of {len(rows)}"
         read = f"sections {part.short_path} of lesson {part.unit}"
-        return f"Short path, about 7 hours: {done} parts. Next on it: {read}, then {part.name}"
+        return f"Short path, 7 to 11 hours: {done} parts. Next on it: {read}, then {part.name}"
 
     def _again(self) -> str:
         """A sentence on the known mistake made in most parts; "" if none was made in several."""

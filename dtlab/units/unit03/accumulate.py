@@ -61,5 +61,5 @@ PART = Part(
             rule("loss", 1, "returns the mean loss over all samples", after="uneven"),
         ),
     ),
-    short_path="1 to 3",
+    short_path="1, 2, 4 and 5",
 )

@@ -248,5 +248,5 @@ PART = Part(
         ),
     ),
     reference="dtlab.training.loss_scaling.StaticLossScaler",
-    short_path="1 and 2",
+    short_path="1, 2 and 4",
 )

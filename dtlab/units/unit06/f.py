@@ -170,5 +170,4 @@ PART = Part(
         ),
     ),
     reference="dtlab.simple.CopyToRanks",
-    short_path="1 and 2",
 )

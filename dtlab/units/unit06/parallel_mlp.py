@@ -305,4 +305,5 @@ PART = Part(
     ),
     reference="dtlab.parallel.tensor.layers.ParallelMLP",
     symbol="ParallelMLP",
+    short_path="1 and 2",
 )

@@ -178,6 +178,4 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part(
-    "10/coordinates", 1, "Ranks and coordinates", 7, 2, _QUESTIONS, short_path="1 to 4"
-)
+PART = Part("10/coordinates", 1, "Ranks and coordinates", 7, 2, _QUESTIONS)

@@ -181,4 +181,6 @@ _QUESTIONS = asked(
     },
 )
 
-PART = Part("10/smallest_mesh", 1, "The smallest mesh", 10, 2, _QUESTIONS)
+PART = Part(
+    "10/smallest_mesh", 1, "The smallest mesh", 10, 2, _QUESTIONS, short_path="1 to 4"
+)
