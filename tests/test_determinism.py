@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import Adam
 
 import dtlab
-from dtlab.training.determinism import (
+from dtlab.parallel.determinism import (
     Corruption,
     find_corruption,
     generator_at,

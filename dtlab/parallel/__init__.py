@@ -10,6 +10,7 @@ expert/      the experts of a layer are spread over ranks, and tokens travel to 
 server/      some ranks keep the parameters, the other ranks compute gradients
 reduce_scatter.py    sends no more than a ring on every backend
 mesh.py      arranges ranks along several axes, with one process group per axis
+determinism.py       the same bits on any number of ranks, and the step of a changed bit
 recovery.py  data parallelism that goes on when a replica dies
 job.py       one specification of a training job, which two back ends execute
 """
