@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import psutil
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from tests.browser.lab import IN_A_BROWSER, ROOT, Notebook, chromium, running_lab
 
@@ -235,10 +235,19 @@ def test_guess_slider_and_stepper_by_the_keyboard(notebook: Notebook) -> None:
     assert notebook.errors() == []
 
 
+def insert_below(cell: Locator, count: int) -> None:
+    """Insert empty cells below a cell; those of a lesson that ask for a guess are folded."""
+    cell.locator(".cm-content").click()
+    cell.page.keyboard.press("Escape")
+    for _ in range(count):
+        cell.page.keyboard.press("b")
+
+
 @pytest.mark.parametrize("notebook", [FIRST_LESSON], indirect=True)
 def test_a_guess_needs_only_the_keyboard(notebook: Notebook) -> None:
     keyboard, cells = notebook.page.keyboard, notebook.panel.locator(".jp-Cell")
     number, told, choice = (cells.nth(place) for place in (1, 2, 3))
+    insert_below(number, 2)
     notebook.write(number, "import dtlab\nmany = dtlab.guess('How many?')")
     notebook.write(told, "many.reveal(12)")
     notebook.write(choice, "which = dtlab.guess('Which?', options=['ring', 'server'])")
@@ -280,6 +289,7 @@ def test_a_guess_needs_only_the_keyboard(notebook: Notebook) -> None:
 def test_enter_commits_a_guess_and_runs_the_next_cell(notebook: Notebook) -> None:
     keyboard, cells = notebook.page.keyboard, notebook.panel.locator(".jp-Cell")
     number, told, after = (cells.nth(place) for place in (1, 2, 3))
+    insert_below(number, 2)
     notebook.write(number, "import dtlab\nmany = dtlab.guess('How many?')")
     notebook.write(told, "many.reveal(12)")
     number.locator(".cm-content").click()
