@@ -1,4 +1,4 @@
-"""Replicas that die, come late or come back: the others go on, and no step is lost or doubled."""
+"""Replicas that die, are slow or begin late: no step is lost, and none is counted twice."""
 
 from __future__ import annotations
 

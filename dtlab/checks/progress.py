@@ -20,7 +20,7 @@ from dtlab.checks.parts import Part, known_parts
 from dtlab.checks.report import as_html, as_text
 from dtlab.errors import DtlabError
 
-__all__ = ["Progress", "progress"]
+__all__ = ["Progress", "progress", "tasks_in"]
 
 _LEVELS = {1: "Level I, reason", 2: "Level II, build", 3: "Level III, design and diagnose"}
 _GREEN = "#1b7f4b"  # visible on a light and on a dark page
@@ -300,10 +300,15 @@ def _lesson(number: str, best: Mapping[str, float]) -> Lesson:
             Task(name, cell["id"], best.get(f"practice/{name}") == 1)
             for cell in others
             if cell["cell_type"] == "code"
-            for name in _PRACTICE.findall("".join(cell["source"]))
+            for name in tasks_in("".join(cell["source"]))
         ]
         return Lesson(number, title.strip(), minutes[1] if minutes else "", tasks)
     return Lesson(number, number)
+
+
+def tasks_in(source: str) -> list[str]:
+    """Returns the names of the practice tasks that the source of cells checks."""
+    return _PRACTICE.findall(source)
 
 
 def _saved(number: str) -> float:

@@ -1,4 +1,4 @@
-"""`dtlab review`: questions that come back after days, until they are remembered.
+"""`dtlab review`: asks again, after days, what the learner did not know.
 
 There are three kinds of cards: a guess of a lesson that was off by more than a factor of 2, the
 questions of the self-check of each lesson that the learner has begun, and each known mistake that
@@ -20,13 +20,13 @@ import fsrs
 
 from dtlab.checks.course import Course
 from dtlab.checks.learners import best_shares, stored_mistakes
+from dtlab.checks.progress import tasks_in
 from dtlab.errors import DtlabError
 from dtlab.predict.units import counted
 from dtlab.stored import append, entries, stored
 
 __all__ = ["Card", "due_cards", "review"]
 
-_PRACTICE = re.compile(r"dtlab\.practice\(\s*(\w+)")
 _FIRST = timedelta(days=1)  # after the guess
 # Without steps of minutes: what is due again today would be asked again in the same sitting.
 _SCHEDULER = fsrs.Scheduler(learning_steps=(), relearning_steps=(), enable_fuzzing=False)
@@ -74,7 +74,7 @@ def review(
 def due_cards(now: datetime | None = None) -> list[Card]:
     """Return the cards that are due, the one that has waited longest first."""
     now = now or datetime.now(UTC)
-    times = {card: _due(card) for card in _cards()}
+    times = _times()
     return sorted((card for card in times if times[card] <= now), key=lambda card: times[card])
 
 
@@ -90,7 +90,7 @@ def _asked_whether_known(ask: Callable[[str], str]) -> bool | None:
 def _outlook(now: datetime, left: int, asked: bool) -> str:
     if left:
         return f"Still due: {counted(left, 'question')}. Go on with: dtlab review"
-    coming = sorted(_due(card) for card in _cards())
+    coming = sorted(_times().values())
     if not coming:
         return (
             "Nothing to review yet. Guesses that were off by more than a factor of 2 come here, "
@@ -110,7 +110,7 @@ def _cards() -> Iterator[Card]:
     for mistake, parts in stored_mistakes().items():
         if len(parts) > 1:
             yield Card(
-                "a mistake that came back",
+                "a mistake that you repeated",
                 f"In {' and in '.join(parts)} you made the same mistake: {mistake.rstrip('.')}.\n"
                 "What is right instead?",
                 f"Run the check of {parts[-1]} again. It shows the simple version.",
@@ -140,7 +140,7 @@ def _self_checks() -> Iterator[Card]:
         for unit in course.units():
             number = unit[:2]
             text = _text_of(course, unit)
-            if number not in guessed and practised.isdisjoint(_PRACTICE.findall(text)):
+            if number not in guessed and practised.isdisjoint(tasks_in(text)):
                 continue
             begins = datetime.fromtimestamp(guessed.get(number, 0), UTC) + _FIRST
             section = text.partition("\n## Self-check")[2]
@@ -168,11 +168,13 @@ def _numbered(text: str) -> list[str]:
 # When they are due -------------------------------------------------------------------------------
 
 
-def _due(card: Card) -> datetime:
-    state = _states().get(_key(card))
-    if state is not None:
-        return state.due
-    return card.begins or datetime.fromtimestamp(0, UTC)
+def _times() -> dict[Card, datetime]:
+    """Return when each card is due."""
+    states, at_once = _states(), datetime.fromtimestamp(0, UTC)
+    return {
+        card: state.due if (state := states.get(_key(card))) else card.begins or at_once
+        for card in _cards()
+    }
 
 
 def _states() -> dict[str, fsrs.Card]:
@@ -183,7 +185,13 @@ def _answered(card: Card, known: bool, now: datetime) -> None:
     state = _states().get(_key(card)) or fsrs.Card(due=now)
     rating = fsrs.Rating.Good if known else fsrs.Rating.Again
     state, _ = _SCHEDULER.review_card(state, rating, now)
-    append({"review": _key(card), "state": state.to_dict()})
+    try:
+        append({"review": _key(card), "state": state.to_dict()})
+    except (OSError, RuntimeError) as error:
+        raise DtlabError(
+            f"the answer cannot be stored: {error}. Free some space, or make your data folder "
+            "writable, and type dtlab review again."
+        ) from error
 
 
 def _key(card: Card) -> str:

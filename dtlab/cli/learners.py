@@ -70,11 +70,11 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     review = commands.add_parser(
         "review",
-        help="answer questions that come back after days",
+        help="repeat, after days, what you did not know",
         description="Asks again what you did not know: guesses of the lessons that were off by "
         "more than a factor of 2, the self-checks of lessons that you have begun, and mistakes "
-        "that you made in several parts. You say whether you knew the answer; the less you knew, "
-        "the sooner a question comes back. Ctrl-C stops. Everything is stored on this machine "
+        "that you made in several parts. You say whether you knew the answer: a question that you "
+        "did not know is repeated sooner. Ctrl-C stops. Everything is stored on this machine "
         "only.",
     )
     review.add_argument("--most", type=int, default=10, help="the number of questions (10)")

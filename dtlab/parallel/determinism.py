@@ -28,6 +28,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from dtlab.collectives import recursive_doubling_all_reduce
+
 __all__ = ["Corruption", "find_corruption", "generator_at", "hashes_of", "sum_of_parts"]
 
 
@@ -63,9 +65,7 @@ def sum_of_parts(parts: Sequence[Tensor], group: ProcessGroup | None = None) -> 
 
     Raises: ValueError for other numbers of ranks or parts.
     """
-    rank, n = 0, 1
-    if dist.is_initialized():
-        rank, n = dist.get_rank(group), dist.get_world_size(group)
+    n = dist.get_world_size(group) if dist.is_initialized() else 1
     for what, number in (("ranks", n), ("parts on a rank", len(parts))):
         if number < 1 or number & (number - 1):
             raise ValueError(
@@ -76,14 +76,8 @@ def sum_of_parts(parts: Sequence[Tensor], group: ProcessGroup | None = None) -> 
     while len(sums) > 1:
         sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
     total = sums[0].clone(memory_format=torch.contiguous_format)
-    distance = 1
-    while distance < n:
-        partner, received = rank ^ distance, torch.empty_like(total)
-        sending: Any = dist.isend(total, group=group, group_dst=partner)
-        dist.recv(received, group=group, group_src=partner)
-        sending.wait()
-        total += received  # a + b and b + a have the same bits, so both partners agree
-        distance *= 2
+    if n > 1:  # in a pair one rank adds a + b and the other b + a, which have the same bits
+        recursive_doubling_all_reduce(total, group=group)
     return total
 
 

@@ -1,12 +1,12 @@
 """Data parallelism that goes on when a replica dies, without a restart of the job.
 
 Before every step the replicas that are alive agree on who they are, through a store that outlives
-them. If the members have changed, they make a new process group. A replica that is behind, because
-it has come back or its last all-reduce was cut off, gets the live state of one that is ahead. So a
-death costs the others one step at most, which they repeat without it:
+them. If the members have changed, they make a new process group. A replica is behind if it was
+started again, or if its last all-reduce was cut off. Then one that is ahead sends it the state. So
+a death costs the others one step at most, which they repeat without it:
 
     replica 0     step 7     step 8 ──╳ cut off     step 8 with 0, 2     step 9 with 0, 1, 2
-    replica 1     step 7     killed                                      is back, gets the state
+    replica 1     step 7     killed              started again           receives the state
     replica 2     step 7     step 8 ──╳ cut off     step 8 with 0, 2     step 9 with 0, 1, 2
 
 This is the idea of torchft (github.com/pytorch/torchft) in its simplest form: every replica is one
@@ -43,8 +43,8 @@ class Replica:
         replica = Replica(store, number, 3, model, optimizer)
         replica.train(backward, until=100)
 
-    `number` is this replica's own number, below `replicas`. A process that comes back takes the
-    number of the one that died. All replicas must begin with equal parameters.
+    `number` is this replica's number, below `replicas`. A process that replaces one that died
+    takes its number. All replicas must begin with equal parameters.
 
     `patience` is how long a replica waits for another one, in seconds, before it goes on without
     it, so it must be longer than a step takes: a death costs this time. A replica that was only
