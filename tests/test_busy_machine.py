@@ -6,11 +6,12 @@ runs, with the guess that the formula gives. Before it run only the cells that d
 
 from __future__ import annotations
 
-import ast
 import builtins
+import dis
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from types import CodeType
 
 import nbformat
 import pytest
@@ -46,14 +47,17 @@ def busy_kernel() -> Iterator[NotebookClient]:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """The names that a cell defines, and those that it reads, in any of its scopes."""
-    nodes = list(ast.walk(ast.parse(source)))
-    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    imports = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
-    defined |= {(one.asname or one.name).split(".")[0] for node in imports for one in node.names}
-    names = [node for node in nodes if isinstance(node, ast.Name)]
-    defined |= {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    return defined, {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    """The names that a cell defines, and those of the notebook that it or a function reads."""
+    defined, read = set[str](), set[str]()
+    codes = [compile(source, "cell", "exec")]
+    for code in codes:  # grows
+        for step in dis.get_instructions(code):
+            if step.opname in ("STORE_NAME", "STORE_GLOBAL"):
+                defined.add(step.argval)
+            elif step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                read.add(step.argval)
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return defined, read
 
 
 def cells_for(cells: Sequence[NotebookNode], last: str) -> list[NotebookNode]:
