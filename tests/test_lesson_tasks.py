@@ -43,13 +43,10 @@ def checks_of(unit: str) -> list[str]:
 
 
 def filled(blank: str, answer: str) -> str:
-    """The blank cell with the functions of the answer in it."""
-    given = {node.name for node in ast.parse(answer).body if isinstance(node, ast.FunctionDef)}
-    kept = [
-        ast.unparse(node)
-        for node in ast.parse(blank).body
-        if not (isinstance(node, ast.FunctionDef) and node.name in given)
-    ]
+    """The blank cell with the functions, or the class, of the answer in it."""
+    given = {getattr(node, "name", "") for node in ast.parse(answer).body}
+    body = ast.parse(blank).body
+    kept = [ast.unparse(node) for node in body if getattr(node, "name", None) not in given]
     return "\n\n".join([answer, *kept])
 
 
@@ -61,13 +58,16 @@ def reports(unit: str, check: str, answers: dict[str, str]) -> Iterator[Report]:
             cell.source = filled(cell.source, answers[cell.id])
     names: dict[str, Any] = {"dtlab": dtlab}
     *before, last = cells_for(cells, check)
-    for cell in before:
-        exec(compile(cell.source, cell.id, "exec"), names)
-    for statement in ast.parse(last.source).body:
-        if isinstance(statement, ast.Expr) and "practice(" in ast.unparse(statement):
-            yield eval(compile(ast.Expression(statement.value), last.id, "eval"), names)
-        else:
-            exec(compile(ast.Module([statement], []), last.id, "exec"), names)
+    try:
+        for cell in before:
+            exec(compile(cell.source, cell.id, "exec"), names)
+        for statement in ast.parse(last.source).body:
+            if isinstance(statement, ast.Expr) and "practice(" in ast.unparse(statement):
+                yield eval(compile(ast.Expression(statement.value), last.id, "eval"), names)
+            else:
+                exec(compile(ast.Module([statement], []), last.id, "exec"), names)
+    finally:
+        names.clear()  # functions refer to it, so a temporary folder in it would stay
 
 
 TASKS = [

@@ -43,7 +43,8 @@ def both_ways(w, samples, rate):
     n = dist.get_world_size()
     gradient = torch.tensor(w - samples[dist.get_rank()])
     dist.all_reduce(gradient)
-    large = w - n * rate * gradient / n
+    gradient /= n
+    large = w - n * rate * gradient
     return [small, large]
 
 

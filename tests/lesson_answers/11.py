@@ -60,11 +60,13 @@ def halving(losses):
 # %% steps-blank
 def steps_in_all(lives, every, steps):
     saved = total = 0
-    for life in lives:
-        if saved + life >= steps:
-            return total + steps - saved
-        total += life
-        saved = (saved + life) // every * every
+    attempts = iter(lives)
+    while saved < steps:
+        taken = min(next(attempts), steps - saved)
+        total += taken
+        ended = saved + taken
+        saved = ended if ended == steps else ended // every * every
+    return total
 
 
 # %% minutes-blank
@@ -72,6 +74,29 @@ def minutes_between_saves(save, years, gpus):
     between_failures = years * 365 * 24 * 3600 / gpus
     seconds = (2 * save * between_failures) ** 0.5
     return round(seconds / 60)
+
+
+# %% batches-task
+class Batches:
+    """Endless batches of sample numbers, in a new random order in every epoch."""
+
+    def __init__(self, samples, size):
+        self.samples, self.size = samples, size
+        self.generator = torch.Generator().manual_seed(0)
+        self.rest = []  # of this epoch's order
+
+    def __next__(self):
+        if len(self.rest) < self.size:
+            self.rest += torch.randperm(self.samples, generator=self.generator).tolist()
+        batch, self.rest = self.rest[: self.size], self.rest[self.size :]
+        return batch
+
+    def state_dict(self):
+        return {"generator": self.generator.get_state(), "rest": list(self.rest)}
+
+    def load_state_dict(self, state):
+        self.generator.set_state(state["generator"])
+        self.rest = list(state["rest"])
 
 
 # %% together-blank
